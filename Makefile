@@ -1,0 +1,32 @@
+# One command on a fresh machine is enough: every target makes and reuses the virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+READY = $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo
+
+test: lint
+	$(RUN) -m pytest -m "not slow"
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(READY)
+	$(RUN) benchmarks/waves.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt setuptools
+	$(RUN) -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo

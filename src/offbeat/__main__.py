@@ -1,0 +1,5 @@
+"""`python -m offbeat` is the command line."""
+
+from offbeat.cli import main
+
+main()

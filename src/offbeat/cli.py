@@ -1,0 +1,302 @@
+"""The command line. Exit codes: 0 done, 2 bad input, 3 the run stopped on bad numbers, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from offbeat import toml
+from offbeat.compare import compare as run_comparison
+from offbeat.engines.local import BadNumbers
+from offbeat.errors import ConfigError, OffbeatError, unknown
+from offbeat.experiment import Experiment, build
+from offbeat.experiment import replay as replay_run
+from offbeat.experiment import resume as resume_run
+from offbeat.experiment import run as run_experiment
+from offbeat.fleets.make import FLEETS
+from offbeat.methods import METHODS
+from offbeat.papers import PAPERS
+from offbeat.papers.recipe import Settings
+from offbeat.runs import report
+from offbeat.runs.loop import Interrupted, Outcome
+from offbeat.runs.progress import Progress
+from offbeat.tasks.data import DATA
+from offbeat.tasks.make import TASKS
+from offbeat.tasks.models import MODELS
+from offbeat.tasks.splits import SPLITS
+
+app = typer.Typer(
+    help="Train one model over many clients that keep no common time.", no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+console = Console(width=None if sys.stdout.isatty() else 180)
+LISTS: dict[str, dict[str, Any]] = {
+    "methods": METHODS, "tasks": TASKS, "fleets": FLEETS, "models": MODELS, "splits": SPLITS, "papers": PAPERS,
+}  # fmt: skip
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
+TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`.")]
+FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Until = Annotated[
+    list[str] | None,
+    typer.Option(help="When to stop: accuracy=, loss=, virtual_seconds=, commits= or samples=; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+
+
+def merge(config: Path | None, flags: dict[str, Any], sets: list[str], until: list[str]) -> Experiment:
+    """The file, then the flags, then each --set."""
+    table = toml.read(config) if config else {}
+    for name, given in flags.items():
+        if given is None:
+            continue
+        if name in ("method", "task", "fleet") and isinstance(table.get(name), dict):
+            table[name] = table[name] | {"name": given}
+        else:
+            table[name] = given
+    if until:
+        table["until"] = dict(assignment("--until", text) for text in until)
+    for text in sets:
+        path, value = assignment("--set", text)
+        place = table
+        *parents, last = path.split(".")
+        for parent in parents:
+            inner = place.get(parent, {})
+            if not isinstance(inner, dict):
+                inner = {"name": inner}
+            elif parent in ("method", "task", "fleet") and "name" not in inner:
+                inner = {"name": getattr(Experiment(), parent), **inner}
+            place[parent] = dict(inner)
+            place = place[parent]
+        place[last] = value
+    return Experiment.of(table)
+
+
+def assignment(flag: str, text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ConfigError([f"{flag} {text}: write it as key=value, e.g. {flag} commits=100"])
+    return name.strip(), toml.parse_value(value.strip())
+
+
+def print_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
+    if as_json:
+        print(json.dumps(outcome.result))
+        return
+    result = outcome.result
+    report.show(
+        f"{result['task']} on {result['fleet']}",
+        report.COLUMNS,
+        report.comparison_rows({result["method"]: [result]}, None),
+        console,
+    )
+    for kind, title in (("reached", "first reached"), ("reached_smoothed", "mean of 5 evaluations reached")):
+        for target, at in result[kind].items():
+            said = f"after {at['virtual_seconds']:,.2f} virtual s, commit {at['commit']}" if at else "not reached"
+            console.print(f"{title} {target}: {said}", highlight=False)
+    console.print(f"ended: {result['ended']}; {result['wall_seconds']:.1f} s on {result['device']}", highlight=False)
+    if out is not None:
+        console.print(f"run directory: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="A method: `offbeat list methods`.")] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
+    device: Device = None,
+    until: Until = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for config, trace, metrics, result and model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment.
+
+    Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
+    """
+    flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    experiment = merge(config, flags, sets or [], until or [])
+    label = f"{build(experiment).method.name} seed {experiment.seed}"
+    print_outcome(run_experiment(experiment, out, Progress(label, experiment.until)), as_json, out)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
+    until: Until = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that stopped; the result is the one the run would have had."""
+    limits = dict(assignment("--until", text) for text in until or [])
+    progress = Progress(str(directory), limits)
+    print_outcome(resume_run(directory, limits or None, progress), as_json, directory)
+
+
+@app.command()
+def replay(
+    directory: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    as_json: Json = False,
+) -> None:
+    """Feed a stored trace to the policy again; fails unless it says the same and the model has the same bits."""
+    from safetensors.torch import load_file
+
+    outcome = replay_run(directory)
+    stored = load_file(directory / "model.safetensors")
+    same = all(bool((stored[name] == value).all()) for name, value in outcome.model.items())
+    if as_json:
+        print(json.dumps({"same_commands": True, "same_bits": same, **outcome.result}))
+    else:
+        console.print(
+            f"same commands over {outcome.commits} commits; model {'has the same bits' if same else 'DIFFERS'}"
+        )
+    if not same:
+        raise OffbeatError("the model of the replay differs from the stored one; was it made on another device?")
+
+
+@app.command()
+def compare(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="Methods to compare, or tables [methods.X] of --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; [methods.LABEL] tables give each method's options.")
+    ] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    seeds: Annotated[int, typer.Option(help="Seeds 0 .. SEEDS-1.", min=1)] = 1,
+    device: Device = None,
+    until: Until = None,
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
+        "runs/compare"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
+    table = toml.read(config) if config else {}
+    labelled = table.pop("methods", {})
+    if not isinstance(labelled, dict):
+        raise ConfigError(["[methods] must hold one table per label, e.g. [methods.fedbuff]"])
+    chosen = methods or list(labelled)
+    if not chosen:
+        raise ConfigError(["nothing to compare; name methods, e.g. `offbeat compare fedbuff local-sgd`"])
+    flags = {"task": task, "fleet": fleet, "device": device}
+    common = merge_table(table, flags, sets or [], until or [])
+    experiments = {label: replace(common, method={"name": label, **labelled.get(label, {})}) for label in chosen}
+    result = run_comparison(
+        experiments, range(seeds), out, lambda label, e: Progress(f"{label} seed {e.seed}", e.until)
+    )
+    picture, written = result.write(
+        out, f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
+    )
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "picture": str(picture),
+                    "table": str(written),
+                    "runs": {k: [o.result for o in v] for k, v in result.outcomes.items()},
+                }
+            )
+        )
+        return
+    report.show("comparison", report.COLUMNS, result.rows(), console)
+    console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
+
+
+def merge_table(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> Experiment:
+    base = merge(None, flags, sets, until)
+    given = {name for name, value in flags.items() if value is not None} | ({"until"} if until else set())
+    given |= {text.split(".")[0].split("=")[0] for text in sets}
+    return replace(Experiment.of(table), **{name: getattr(base, name) for name in given})
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits or papers.")],
+    as_json: Json = False,
+) -> None:
+    """List what a config may name."""
+    if what not in LISTS:
+        raise ConfigError([unknown("list", what, LISTS)])
+    described = {name: first_line(name, thing) for name, thing in LISTS[what].items()}
+    if as_json:
+        print(json.dumps(described))
+        return
+    width = max(map(len, described))
+    for name, text in described.items():
+        console.print(f"{name:<{width}}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def first_line(name: str, thing: Any) -> str:
+    if name in DATA:
+        thing = DATA[name]
+    text = (thing.__doc__ or "").strip()
+    return text.splitlines()[0] if text else ""
+
+
+@app.command()
+def paper(
+    name: Annotated[str, typer.Argument(help="A recipe: `offbeat list papers`.")],
+    only: Annotated[list[str] | None, typer.Option(help="Only these methods or data sets; repeatable.")] = None,
+    n: Annotated[list[int] | None, typer.Option("--n", help="Only these values of n; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds 0 .. SEEDS-1.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, or tf32 on CUDA.")] = "float32",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds, embedded data), small, or full (the paper's size).")
+    ] = "small",
+    out: Annotated[Path, typer.Option(help="Directory for tables and pictures.")] = Path("runs/papers"),
+    as_json: Json = False,
+) -> None:
+    """Remake one table or figure of a paper; prints our figures beside the paper's."""
+    if name not in PAPERS:
+        raise ConfigError([unknown("paper recipe", name, PAPERS)])
+    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, scale, out / name)
+    made = PAPERS[name](settings)
+    if as_json:
+        print(json.dumps(made.json()))
+        return
+    for table in made.tables:
+        report.show(table.title, table.columns, table.rows, console)
+    for note in made.notes:
+        console.print(note, highlight=False, soft_wrap=True)
+    for path in made.files:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """The entry point: turns errors into sentences and exit codes."""
+    signal.signal(signal.SIGTERM, interrupt)
+    warnings.showwarning = lambda message, *_, **__: print(f"offbeat: {message}", file=sys.stderr)
+    try:
+        app()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"offbeat: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OffbeatError as error:
+        print(f"offbeat: {error}", file=sys.stderr)
+        sys.exit({BadNumbers: 3, Interrupted: 130}.get(type(error), 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Comparisons: several experiments, several seeds, one table and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offbeat.experiment import Experiment, build, run
+from offbeat.runs import plots, report
+from offbeat.runs.loop import Outcome
+from offbeat.runs.progress import Progress
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcomes by label, one per seed."""
+
+    outcomes: Mapping[str, Sequence[Outcome]]
+    target: float | None
+
+    def rows(self) -> list[list[str]]:
+        return report.comparison_rows({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+
+    def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
+        return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
+
+    def write(self, out: Path, title: str) -> tuple[Path, Path]:
+        """The picture and the table."""
+        picture = plots.comparison(self.curves(), out / "comparison.png", title)
+        return picture, report.write_table(out / "comparison.md", title, report.COLUMNS, self.rows())
+
+
+def compare(
+    experiments: Mapping[str, Experiment],
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    progress: Callable[[str, Experiment], Progress] | None = None,
+) -> Comparison:
+    """Run every experiment with every seed. All are checked before the first one starts."""
+    jobs = [(label, replace(e, seed=seed)) for label, e in experiments.items() for seed in seeds]
+    for _, experiment in jobs:
+        build(experiment)
+    outcomes: dict[str, list[Outcome]] = {label: [] for label in experiments}
+    for label, experiment in jobs:
+        where = None if out is None else Path(out) / f"{label}-seed{experiment.seed}"
+        shown = progress(label, experiment) if progress else None
+        outcomes[label].append(run(experiment, where, shown))
+    targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
+    targets += [e.targets[0] for e in experiments.values() if e.targets]
+    return Comparison(outcomes, targets[0] if targets else None)

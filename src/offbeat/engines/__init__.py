@@ -1,0 +1,1 @@
+"""Where it runs: the only place with devices, processes, sockets and the wall clock."""

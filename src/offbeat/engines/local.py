@@ -1,0 +1,256 @@
+"""One process, one device: pulls the schedule, computes jobs in lazy waves, makes the commits.
+
+A job is computed when a commit needs it, and then every other job goes along that will be consumed and whose start
+version is ready. Updates that no commit consumes are never computed. Commits are the only barrier.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.engines.graphs import GraphAdvance
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.method import Cohort, Method, State, Update
+from offbeat.numerics import wave as numerics
+from offbeat.numerics.wave import Outcome, Problem
+from offbeat.records import Begun, JobName
+from offbeat.schedule.horizon import Horizon, Step
+from offbeat.tasks.task import Task
+
+Mode = Literal["wave", "twin"]
+Precision = Literal["float32", "tf32", "float64"]
+
+
+class BadNumbers(OffbeatError):
+    """A loss or an update that is not finite was about to be committed. Nothing of it was."""
+
+
+class Done(NamedTuple):
+    """One commit made."""
+
+    version: int  # the new one
+    step: Step
+    staleness: list[int]
+    loss: float | None  # mean training loss over the jobs consumed; asked for only when somebody looks
+
+
+@dataclass
+class Result:
+    """A computed update that waits for its commit: one row of a wave."""
+
+    updates: Update
+    row: int
+    begun: Begun
+    bad: int
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError([f"device = '{name}'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"]) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError([f"device = '{name}', but no CUDA device is there; use --device cpu"])
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError([f"device = '{name}', but only {torch.cuda.device_count()} CUDA device(s) are there"])
+    return device
+
+
+@dataclass
+class LocalEngine:
+    """The numerics of one run. `commits(horizon)` yields as they are made; `server` is the state after the last."""
+
+    method: Method
+    task: Task
+    seed: int
+    device: torch.device
+    precision: Precision = "float32"
+    mode: Mode = "wave"
+    memory_gib: float | None = None
+    graphs: bool = True
+    version: int = 0
+    waves: int = 0
+    jobs_computed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        dtype = torch.float64 if self.precision == "float64" else torch.float32
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+        model = self.task.flat_model(dtype).to(self.device)
+        samples = self.task.samples(dtype).to(self.device)
+        self.problem = Problem(model, samples, self.method.what.local, self.seed)
+        self.server: State = self.method.what.init(model.initial())
+        self.versions: dict[int, State] = {0: self.broadcast()}
+        self.results: dict[JobName, Result] = {}
+        self.limit = self.wave_limit()
+        self.test = tuple(t.to(self.device) for t in self.task.evaluation(dtype))
+        captured = self.graphs and self.device.type == "cuda"
+        self.advance: Any = GraphAdvance() if captured else numerics.advance
+
+    def broadcast(self) -> State:
+        return {name: self.server[name] for name in self.method.what.broadcasts}
+
+    def wave_limit(self) -> int:
+        """How many jobs fit into the memory limit at once; at least one."""
+        if self.memory_gib is not None:
+            budget = self.memory_gib * 2**30
+        elif self.device.type == "cuda":
+            budget = 0.5 * torch.cuda.mem_get_info(self.device)[0]
+        else:
+            budget = 4 * 2**30
+        return max(1, int(budget / numerics.bytes_per_job(self.problem)))
+
+    # ---- the loop -------------------------------------------------------------------------------
+    def commits(self, horizon: Horizon) -> Iterator[Done]:
+        for step in horizon:
+            distinct = dict.fromkeys(step.commit.jobs)
+            while any(job not in self.results for job in distinct):
+                self.compute(horizon, horizon.ready(self.version)[: self.limit])
+            yield self.commit(step, horizon)
+
+    def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
+        """One wave. When the device's memory runs out the wave is halved, now and for good."""
+        try:
+            outcome = self.solve(jobs)
+        except torch.OutOfMemoryError:
+            if len(jobs) == 1:
+                raise OffbeatError(
+                    f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
+                ) from None
+            torch.cuda.empty_cache()
+            self.limit = len(jobs) // 2
+            self.note(
+                f"out of memory on {self.device} with {len(jobs)} jobs: waves are cut to {self.limit} from now on"
+            )
+            return self.compute(horizon, jobs[: self.limit])
+        self.waves += 1
+        self.jobs_computed += len(jobs)
+        for row, (job, bad) in enumerate(zip(jobs, outcome.bad.tolist(), strict=True)):
+            self.results[job[:2]] = Result(outcome.updates, row, job, bad)
+            horizon.computed(job[:2])
+        return None
+
+    def solve(self, jobs: list[Begun]) -> Outcome:
+        used = {job.version: None for job in jobs}
+        place = {version: i for i, version in enumerate(used)}
+        index = torch.tensor([place[job.version] for job in jobs], device=self.device)
+        starts = {
+            name: torch.stack([self.versions[v][name] for v in used]).index_select(0, index)
+            for name in self.method.what.broadcasts
+        }
+        if self.mode == "twin":
+            return numerics.twin(self.problem, starts, jobs)
+        try:
+            return numerics.wave(self.problem, starts, jobs, self.advance)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or self.waves:
+                raise
+            reason = str(error).strip().splitlines()[0]
+            self.note(f"this model cannot be batched over clients, so jobs run one after another: {reason}")
+            self.mode = "twin"
+            return numerics.twin(self.problem, starts, jobs)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        warnings.warn(text, stacklevel=2)
+
+    @torch.no_grad()
+    def commit(self, step: Step, horizon: Horizon) -> Done:
+        results = [self.results[job] for job in step.commit.jobs]
+        for result in results:
+            if result.bad >= 0:
+                raise BadNumbers(self.complaint(result))
+        updates = {
+            name: torch.stack([r.updates[name][r.row] for r in results]) for name in self.method.what.local.sends
+        }
+        staleness = [self.version - r.begun.version for r in results]
+        kind: dict[str, Any] = {"dtype": self.problem.model.dtype, "device": self.device}
+        clients = torch.tensor([r.begun.client for r in results], device=self.device)
+        cohort = Cohort(
+            torch.tensor(staleness, **kind),
+            torch.tensor([r.begun.steps for r in results], **kind),
+            self.problem.samples.size[clients].to(kind["dtype"]),
+            self.version,
+        )
+        self.server = self.method.what.commit(self.server, updates, cohort)
+        self.version += 1
+        self.versions[self.version] = self.broadcast()
+        for job in set(step.commit.jobs):
+            del self.results[job]
+        self.forget(horizon)
+        return Done(self.version, step, staleness, None)
+
+    def complaint(self, result: Result) -> str:
+        job = result.begun
+        what = "its update" if result.bad >= job.steps else f"the loss at local step {result.bad}"
+        return (
+            f"client {job.client}, version {job.version}: {what} is not finite (job {job.job}, {job.steps} steps). "
+            f"The run stopped at commit {self.version}; all that was committed before is kept. "
+            "A lower client rate or clipping usually helps; NaN in the data is another cause."
+        )
+
+    def forget(self, horizon: Horizon) -> None:
+        """Let go of versions that no job can start from any more."""
+        if len(self.versions) < 4:
+            return
+        floor, needs = horizon.driver.floor, horizon.needs()
+        for version in [v for v in self.versions if v != self.version and v < floor and v not in needs]:
+            del self.versions[version]
+
+    # ---- evaluation -----------------------------------------------------------------------------
+    @torch.no_grad()
+    def evaluate(self, batch: int = 2048) -> tuple[float, float | None]:
+        """Loss and accuracy of the newest version on the test set."""
+        x, y = self.test
+        flat = self.server["model"]
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        right: Tensor | None = None
+        for part in range(0, len(x), batch):
+            target = y[part : part + batch]
+            out = self.problem.model.outputs(flat, x[part : part + batch])
+            loss += self.problem.model.loss(out, target).double() * len(target)
+            if out.dim() == 2 and out.shape[1] > 1 and not target.is_floating_point():
+                hits = (out.argmax(dim=1) == target).sum()
+                right = hits if right is None else right + hits
+        return float(loss) / len(x), None if right is None else float(right) / len(x)
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All tensors by name, and the plain facts: with them a resumed run goes on with the same bits."""
+        held = {f"server/{name}": t for name, t in self.server.items()}
+        for version, state in self.versions.items():
+            held |= {f"version/{version}/{name}": t for name, t in state.items()}
+        for (client, job), result in self.results.items():
+            held |= {f"result/{client}/{job}/{name}": u[result.row] for name, u in result.updates.items()}
+        facts = {
+            "version": self.version,
+            "waves": self.waves,
+            "jobs_computed": self.jobs_computed,
+            "results": [[*r.begun, r.bad] for r in self.results.values()],
+        }
+        return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
+
+    def restore(self, held: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        moved = {name: t.to(self.device) for name, t in held.items()}
+        self.version, self.waves, self.jobs_computed = facts["version"], facts["waves"], facts["jobs_computed"]
+        self.server = {name.split("/", 1)[1]: t for name, t in moved.items() if name.startswith("server/")}
+        self.versions, self.results = {}, {}
+        for name, t in moved.items():
+            kind, *where = name.split("/")
+            if kind == "version":
+                self.versions.setdefault(int(where[0]), {})[where[1]] = t
+        for *begun, bad in facts["results"]:
+            job = Begun(*begun)
+            names = self.method.what.local.sends
+            rows = {name: moved[f"result/{job.client}/{job.job}/{name}"][None] for name in names}
+            self.results[job[:2]] = Result(rows, 0, job, bad)

@@ -1,0 +1,126 @@
+"""The fleet: what each client's work and transfers take, as arrays; no object per client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from offbeat.errors import ConfigError
+from offbeat.fleets.laws import NAMED, Array, Law, wrong
+from offbeat.fleets.presence import Change, Presence
+from offbeat.keys import fold, key, uniform
+from offbeat.schedule.clock import Durations
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """All clients. Arrays have one entry per client; a transfer takes latency + bytes / bandwidth."""
+
+    name: str
+    clients: int
+    step_seconds: Array  # seconds per local step
+    down_latency: Array  # seconds
+    up_latency: Array
+    down_bandwidth: Array  # bytes per second; infinity is allowed
+    up_bandwidth: Array
+    jitter: Law | None = None  # a factor on each duration, drawn per job and phase; None: exactly 1
+    drop_out: float = 0.0  # probability that a job is lost while computing, at a uniform share of its time
+    presence: Presence | None = None  # None: always there
+    payload_bytes: float | None = None  # bytes of one vector where a paper states them; None: the model's own size
+    notes: tuple[str, ...] = ()  # what a report should say, such as records that were left out
+
+    def problems(self) -> list[str]:
+        """Everything that is impossible about it; empty when it can run."""
+        found = [] if self.clients >= 1 else [f"clients = {self.clients}; a fleet needs at least 1"]
+        for name in ("step_seconds", "down_latency", "up_latency"):
+            found += self.entries(name, "s; times are finite and >= 0")
+        for name in ("down_bandwidth", "up_bandwidth"):
+            found += self.entries(name, "bytes/s; a link must carry more than 0 (infinity is allowed)")
+        if self.jitter is not None:
+            found += self.jitter.problems("jitter")
+        found += improbable(self.drop_out)
+        if self.presence is not None:
+            found += self.presence.problems(self.clients)
+        if self.payload_bytes is not None:
+            found += wrong("payload_bytes", self.payload_bytes)
+        return found
+
+    def entries(self, name: str, rule: str) -> list[str]:
+        """The sentence on impossible entries of one array, with the first of them."""
+        values = np.asarray(getattr(self, name), dtype=np.float64)
+        if values.shape != (max(self.clients, 0),):
+            return [f"{name}: an array of shape {values.shape} for {self.clients} clients; give one number for each"]
+        good = values > 0.0 if name.endswith("bandwidth") else (values >= 0.0) & (values < math.inf)
+        bad = np.flatnonzero(~good)
+        if not len(bad):
+            return []
+        named = ", ".join(f"client {client} has {values[client]}" for client in bad[:NAMED].tolist())
+        more = f", and {len(bad) - NAMED} more," if len(bad) > NAMED else ""
+        return [f"{name}: {named}{more} {rule}"]
+
+    def durations(self, seed: int, down_bytes: float, up_bytes: float) -> Durations:
+        """What the clock asks, for transfers of so many bytes."""
+        found = wrong("down_bytes", down_bytes) + wrong("up_bytes", up_bytes)
+        if found:
+            raise ConfigError(found)
+        return DrawnDurations(self, seed, down_bytes, up_bytes)
+
+
+def improbable(drop_out: float) -> list[str]:
+    """The sentence on a drop-out that is no probability; with 1, no job would ever come back."""
+    good = 0.0 <= drop_out < 1.0
+    return [] if good else [f"drop_out = {drop_out}; it is a probability, at least 0 and below 1"]
+
+
+class DrawnDurations:
+    """A fleet's durations in seconds, keyed by (seed, phase, client, job). Asked for every job, so plain floats."""
+
+    __slots__ = ("away", "clients", "down", "download_bound", "drop_out", "jitter", "roots", "steps", "up")
+
+    def __init__(self, fleet: Fleet, seed: int, down_bytes: float, up_bytes: float) -> None:
+        self.clients = fleet.clients
+        self.jitter = fleet.jitter
+        self.drop_out = float(fleet.drop_out)
+        self.away = fleet.presence
+        down = fleet.down_latency + down_bytes / fleet.down_bandwidth
+        self.download_bound = float(down.max()) * (1.0 if self.jitter is None else self.jitter.bound)
+        self.down = listed(down)
+        self.up = listed(fleet.up_latency + up_bytes / fleet.up_bandwidth)
+        self.steps = listed(fleet.step_seconds)
+        self.roots: tuple[int, ...] = tuple(key(seed, phase) for phase in ("download", "compute", "upload", "drop"))
+
+    def download(self, client: int, job: int) -> float:
+        seconds = self.down[client]
+        return seconds if self.jitter is None else seconds * self.jitter(self.draw(0, client, job))
+
+    def compute(self, client: int, job: int, steps: int) -> float:
+        seconds = self.steps[client] * steps
+        return seconds if self.jitter is None else seconds * self.jitter(self.draw(1, client, job))
+
+    def upload(self, client: int, job: int) -> float:
+        seconds = self.up[client]
+        return seconds if self.jitter is None else seconds * self.jitter(self.draw(2, client, job))
+
+    def fails(self, client: int, job: int) -> float | None:
+        if self.drop_out == 0.0:
+            return None
+        u = self.draw(3, client, job)
+        return u / self.drop_out if u < self.drop_out else None  # below p, u / p is uniform again
+
+    def draw(self, phase: int, client: int, job: int) -> float:
+        number: float = uniform(fold(fold(self.roots[phase], client), job))
+        return number
+
+    def presence(self, client: int) -> Iterator[Change] | None:
+        return None if self.away is None else self.away(client)
+
+
+def listed(values: Array) -> list[float]:
+    """A list of Python floats; equal ones share one object, which spares a million clients 24 MB."""
+    if len(values) and values.min() == values.max():
+        return [float(values[0])] * len(values)
+    numbers: list[float] = values.tolist()
+    return numbers

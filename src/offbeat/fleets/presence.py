@@ -1,0 +1,108 @@
+"""When clients are there: changes of presence as `(time, there)`, per client, the first at time 0.
+
+Both kinds are lazy: a million clients cost no more than the records they share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.fleets.laws import Exponential, shortened, wrong
+from offbeat.keys import fold, key, uniform
+
+Change: TypeAlias = tuple[float, bool]
+
+
+class Presence(Protocol):
+    def problems(self, clients: int) -> list[str]: ...
+    def __call__(self, client: int) -> Iterator[Change]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Recorded users. Client i is there when user `users[i]` was (None: user i), again after the user's period."""
+
+    changes: Sequence[Sequence[Change]]  # per user, ascending; before a first change later than 0 the opposite holds
+    periods: Sequence[float | None]  # per user; None: nothing changes after the last change
+    users: NDArray[np.int64] | None = None
+
+    def problems(self, clients: int) -> list[str]:
+        found = []
+        for user, (changes, period) in enumerate(zip(self.changes, self.periods, strict=False)):
+            found += [f"presence of user {user}: {sentence}" for sentence in misfits(changes, period)]
+        if len(self.changes) != len(self.periods):
+            found.append(f"presence: {len(self.changes)} users but {len(self.periods)} periods")
+        given = len(self.changes) if self.users is None else len(self.users)
+        if given != clients:
+            found.append(f"presence: given for {given} clients of {clients}")
+        if self.users is not None and given and not 0 <= self.users.min() <= self.users.max() < len(self.changes):
+            found.append(f"presence: a client is assigned to a user outside 0 to {len(self.changes) - 1}")
+        return shortened(found)
+
+    def __call__(self, client: int) -> Iterator[Change]:
+        user = client if self.users is None else int(self.users[client])
+        return unroll(self.changes[user], self.periods[user])
+
+
+def misfits(changes: Sequence[Change], period: float | None) -> list[str]:
+    """What is impossible about one user's record."""
+    if not changes:
+        return ["no changes; give at least (0, True) or (0, False)"]
+    found = []
+    if not changes[0][0] >= 0:
+        found.append(f"the first change is at {changes[0][0]} s; times are >= 0")
+    for (before, _), (after, _) in itertools.pairwise(changes):
+        if not after > before:
+            found.append(f"a change at {after} s follows one at {before} s; times must ascend")
+    if period is not None and not changes[-1][0] < period:
+        found.append(f"period = {period} s does not reach beyond the last change at {changes[-1][0]} s")
+    return found
+
+
+def unroll(changes: Sequence[Change], period: float | None) -> Iterator[Change]:
+    """The changes from time 0, with the start's state restored after every period.
+
+    >>> list(itertools.islice(unroll([(2.0, True), (3.0, False)], 10.0), 5))
+    [(0.0, False), (2.0, True), (3.0, False), (12.0, True), (13.0, False)]
+    """
+    time, there = changes[0]
+    day = list(changes) if time == 0 else [(0.0, not there), *changes]
+    repeats = period is not None and len({there for _, there in day}) > 1
+    last = None
+    for lap in itertools.count() if repeats else (0,):
+        start = lap * (period or 0.0)
+        for time, there in day:
+            if there is not last:
+                last = there
+                yield start + time, there
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """There and away in turn, for exponential times with these means (seconds), each client in its own time.
+
+    It begins in the steady state: there with probability mean_on / (mean_on + mean_off).
+    """
+
+    mean_on: float
+    mean_off: float
+    seed: int
+
+    def problems(self, clients: int) -> list[str]:
+        return wrong("mean_on", self.mean_on, positive=True) + wrong("mean_off", self.mean_off, positive=True)
+
+    def __call__(self, client: int) -> Iterator[Change]:
+        root = key(self.seed, "presence", client)
+        lasts = {True: Exponential(self.mean_on), False: Exponential(self.mean_off)}
+        there = uniform(fold(root, 0)) < self.mean_on / (self.mean_on + self.mean_off)
+        time = 0.0
+        for change in itertools.count(1):
+            yield time, there
+            time += lasts[there](uniform(fold(root, change)))
+            there = not there

@@ -1,0 +1,114 @@
+"""The contract: `Method(when, what)`.
+
+*When* is a `Policy`: a frozen value that opens a `Conductor`, a state machine without I/O, clock or tensor.
+*What* is a `Rule`: pure functions on flat vectors, written for ONE client; the engine adds the client axis.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from offbeat.errors import ConfigError
+from offbeat.records import Arrived, Command, Joined, Left, Woke
+
+if TYPE_CHECKING:
+    import torch
+
+Vector: TypeAlias = "torch.Tensor"
+State: TypeAlias = "dict[str, torch.Tensor]"  # the server's vectors; always has "model"
+Update: TypeAlias = "dict[str, torch.Tensor]"  # what a job brings back
+Carry: TypeAlias = Any  # a named tuple of vectors whose first field is the iterate
+
+
+# ---- when ---------------------------------------------------------------------------------------
+class Conductor(Protocol):
+    """Answers what happened with commands. Given the same events it gives the same commands."""
+
+    def begin(self, now: float, present: Collection[int]) -> list[Command]: ...
+    def arrived(self, now: float, event: Arrived) -> list[Command]: ...
+    def left(self, now: float, event: Left) -> list[Command]: ...
+    def joined(self, now: float, event: Joined) -> list[Command]: ...
+    def woke(self, now: float, event: Woke) -> list[Command]: ...
+
+
+class Policy(Protocol):
+    """Who starts from which version, and which arrivals make a commit."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the schedule, as papers distinguish them."""
+
+    @property
+    def holds(self) -> bool:
+        """Clients keep finished updates in a send buffer until they are fetched."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Transfers run beside computing (receive and send buffers) instead of in turn with it."""
+
+    def problems(self, clients: int) -> list[str]:
+        """What is impossible about this policy with so many clients; empty when it can run."""
+
+    def conductor(self, clients: int, rng: random.Random) -> Conductor: ...
+
+
+# ---- what ---------------------------------------------------------------------------------------
+class Job(NamedTuple):
+    """The numbers of one job that a local rule may use; scalars to the rule, columns to the engine."""
+
+    lr: Vector  # client rate at the job's version
+    steps: Vector  # K_i, as a number of the model's type
+
+
+class Cohort(NamedTuple):
+    """What a commit knows about its updates beside their vectors; one entry per update."""
+
+    staleness: Vector  # versions committed since the job's start version
+    steps: Vector
+    samples: Vector  # size of the client's shard
+    version: int  # the version being replaced
+
+
+@dataclass(frozen=True)
+class Local:
+    """The client's side, for one client on one flat vector."""
+
+    begin: Callable[[State, Job], Carry]
+    step: Callable[[Carry, Vector, Job], Carry]
+    finish: Callable[[State, Carry, Job], Update]
+    rate: Callable[[int], float]  # version -> client rate
+    sends: tuple[str, ...] = ("delta",)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The numerics of a method: the client's side, and how a commit changes the server's state."""
+
+    local: Local
+    commit: Callable[[State, Update, Cohort], State]
+    init: Callable[[Vector], State]
+    broadcasts: tuple[str, ...] = ("model",)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One paper: a policy and a rule."""
+
+    name: str
+    when: Policy
+    what: Rule
+
+
+def covered(method: str, default: Policy, when: Policy | None, experimental: bool) -> Policy:
+    """The policy a method runs under: its paper's own kind, or any other only when told `experimental`."""
+    if when is None or when.kind == default.kind or experimental:
+        return when or default
+    raise ConfigError(
+        [
+            f"{method} is defined for the policy '{default.kind}', not for '{when.kind}': its paper says nothing "
+            "about that composition. Pass experimental = true to run it all the same."
+        ]
+    )

@@ -1,0 +1,33 @@
+"""AsySG: asynchronous parallel stochastic gradient; the server steps on every n stale gradients.
+
+Lian, Huang, Li, Liu: Asynchronous parallel stochastic gradient for nonconvex optimization. NeurIPS 2015
+(Algorithm 1, AsySG-con: M gradients per update; we divide by M, as the DLSGD paper's comparison does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.schedule.buffer import Buffer
+
+
+def asysg(
+    n: int = 10,
+    server_lr: Rate = 0.1,
+    concurrency: int | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """Clients pull the model, send one stochastic gradient, pull again; w <- w - server_lr * mean of n of them."""
+    optimiser = server.server_optimiser(server_lr, server_optimiser)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, updates["gradient"].mean(dim=0), cohort.version)
+
+    policy = covered("asysg", Buffer(n, steps=1, concurrency=concurrency), when, experimental)
+    return Method("asysg", policy, Rule(local.gradient(), commit, optimiser.init))

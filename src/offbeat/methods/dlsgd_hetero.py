@@ -1,0 +1,42 @@
+"""DLSGD-hetero: delayed local SGD for different clients, drawn uniformly, with receive and send buffers.
+
+Delayed Local-SGD for distributed learning with linear speedup (Algorithm 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.schedule.sampled import Sampled
+
+
+def dlsgd_hetero(
+    n: int = 10,
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    overlap: bool = True,
+    client_options: Mapping[str, float] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """n clients drawn with replacement hand over their newest finished update; the mean runs over the multiset.
+
+    Everyone trains all the time, at most once from a version; updates nobody asked for are overwritten.
+    """
+    optimiser = server.server_optimiser(server_lr, server_optimiser)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        delta = updates["delta"].mean(dim=0)  # server 7
+        return optimiser.apply(w, delta, cohort.version)  # server 8
+
+    policy = covered(
+        "dlsgd-hetero", Sampled(n, local_steps, overlap), when, experimental
+    )  # server 4, 5, 9; client 2, 12
+    steps = local.sgd(client_lr, client_options)  # client 4-10
+    return Method("dlsgd-hetero", policy, Rule(steps, commit, optimiser.init))

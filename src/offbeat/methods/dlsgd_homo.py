@@ -1,0 +1,42 @@
+"""DLSGD-homo: delayed local SGD for identical clients, with receive buffers.
+
+Delayed Local-SGD for distributed learning with linear speedup (Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.schedule.buffer import Buffer, Restart
+
+
+def dlsgd_homo(
+    n: int = 10,
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    overlap: bool = True,
+    client_options: Mapping[str, float] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """The server steps on the first n updates to arrive; every version is broadcast to all receive buffers.
+
+    A client trains at most once from a version. With `overlap` (the buffers' purpose) transfers run beside computing;
+    without it a client uploads, then pulls, then trains.
+    """
+    optimiser = server.server_optimiser(server_lr, server_optimiser)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        delta = updates["delta"].mean(dim=0)  # server 6
+        return optimiser.apply(w, delta, cohort.version)  # server 7
+
+    restart: Restart = "broadcast" if overlap else "fresh"  # server 2, 8; client 2-3
+    policy = covered("dlsgd-homo", Buffer(n, local_steps, restart=restart), when, experimental)  # server 4
+    steps = local.sgd(client_lr, client_options)  # client 4-9
+    return Method("dlsgd-homo", policy, Rule(steps, commit, optimiser.init))

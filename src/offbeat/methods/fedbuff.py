@@ -1,0 +1,44 @@
+"""FedBuff: buffered asynchronous aggregation.
+
+Toghani, Uribe: Unbounded gradients in federated learning with buffered asynchronous aggregation. FL-NeurIPS 2022
+(Algorithms 1 and 2). Nguyen et al.: Federated learning with buffered asynchronous aggregation. AISTATS 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.staleness import staleness as law
+from offbeat.schedule.buffer import Buffer
+
+
+def fedbuff(
+    buffer_size: int = 10,
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    beta: Rate | None = None,
+    staleness: str | Mapping[str, Any] = "constant",
+    concurrency: int | None = None,
+    client_options: Mapping[str, float] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """w <- w - beta * (sum of buffer_size deltas, each times s(staleness)); beta None is 1 / buffer_size, the mean.
+
+    Theorem 1 has beta = 1/K and constant weights; Nguyen et al. use s(k) = (1 + k)^-1/2 ("polynomial").
+    """
+    optimiser = server.server_optimiser(1 / buffer_size if beta is None else beta, server_optimiser)
+    s = law(staleness)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        total = s(cohort.staleness) @ updates["delta"]  # server 6
+        return optimiser.apply(w, total, cohort.version)  # server 9
+
+    policy = covered("fedbuff", Buffer(buffer_size, local_steps, concurrency), when, experimental)  # 5, 8; client 3, 10
+    steps = local.sgd(client_lr, client_options)  # client 4-9
+    return Method("fedbuff", policy, Rule(steps, commit, optimiser.init))

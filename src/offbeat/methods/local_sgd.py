@@ -1,0 +1,47 @@
+"""Local SGD, which is generalised FedAvg: local steps, then a mean with a rate of its own (two-sided rates).
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-efficient learning of deep networks from decentralized
+data. AISTATS 2017 (Algorithm 1: server_lr = 1, weights = "size").
+Yang, Fang, Liu: Achieving linear speedup with partial worker participation in non-IID federated learning. ICLR 2021
+(Algorithm 1); equations (2) and (3) of the DLSGD paper. (3) as printed has the sign of the update reversed: with
+delta = start - end, as below, w - eta * mean(delta) is what both papers compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from offbeat.errors import ConfigError
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.schedule.rounds import Rounds
+
+
+def local_sgd(
+    n: int | None = 10,
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    weights: Literal["uniform", "size"] = "uniform",
+    replacement: bool = False,
+    over_selection: float = 1.0,
+    deadline: float | None = None,
+    client_options: Mapping[str, float] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """n sampled clients (None: all) take local_steps from the newest model; w <- w - server_lr * mean(delta)."""
+    if weights not in ("uniform", "size"):
+        raise ConfigError([f"weights = '{weights}'; it is 'uniform' or 'size' (proportional to the shard)"])
+    optimiser = server.server_optimiser(server_lr, server_optimiser)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        share = cohort.samples if weights == "size" else cohort.samples.new_ones(len(cohort.samples))
+        return optimiser.apply(w, (share / share.sum()) @ updates["delta"], cohort.version)  # (3)
+
+    policy = covered("local-sgd", Rounds(local_steps, n, replacement, over_selection, deadline), when, experimental)
+    steps = local.sgd(client_lr, client_options)  # (2)
+    return Method("local-sgd", policy, Rule(steps, commit, optimiser.init))

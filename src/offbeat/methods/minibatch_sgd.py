@@ -1,0 +1,31 @@
+"""Mini-batch SGD: synchronous rounds of one gradient each; the baseline without local work.
+
+Dekel, Gilad-Bachrach, Shamir, Xiao: Optimal distributed online prediction using mini-batches. JMLR 13, 2012.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.schedule.rounds import Rounds
+
+
+def minibatch_sgd(
+    n: int | None = None,
+    server_lr: Rate = 0.1,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """n clients (None: all) send one stochastic gradient each; w <- w - server_lr * their mean."""
+    optimiser = server.server_optimiser(server_lr, server_optimiser)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, updates["gradient"].mean(dim=0), cohort.version)
+
+    policy = covered("minibatch-sgd", Rounds(steps=1, size=n), when, experimental)
+    return Method("minibatch-sgd", policy, Rule(local.gradient(), commit, optimiser.init))

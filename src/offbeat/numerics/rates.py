@@ -1,0 +1,57 @@
+"""Rates by version: a constant, or a schedule that falls as versions are committed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from offbeat.errors import ConfigError, unknown
+
+Rate: TypeAlias = float | Mapping[str, Any] | Callable[[int], float]
+
+
+def constant(value: float) -> Callable[[int], float]:
+    return lambda version: value
+
+
+def step(value: float, at: list[int], factor: float = 0.1) -> Callable[[int], float]:
+    """`value`, multiplied by `factor` at each version in `at`."""
+    return lambda version: value * math.prod(factor for v in at if version >= v)
+
+
+def inverse_sqrt(value: float, scale: float = 1.0) -> Callable[[int], float]:
+    """`value / sqrt(1 + version / scale)`."""
+    return lambda version: float(value / math.sqrt(1 + version / scale))
+
+
+def cosine(value: float, versions: int, floor: float = 0.0) -> Callable[[int], float]:
+    """From `value` down to `floor` over so many versions, along half a cosine."""
+    return lambda v: floor + (value - floor) * 0.5 * (1 + math.cos(math.pi * min(v, versions) / versions))
+
+
+SCHEDULES: dict[str, Callable[..., Callable[[int], float]]] = {
+    "constant": constant, "step": step, "inverse-sqrt": inverse_sqrt, "cosine": cosine,
+}  # fmt: skip
+
+
+def rate(given: Rate, name: str = "client_lr") -> Callable[[int], float]:
+    """A rate from a number, a function of the version, or a table like `{schedule = "step", value = 0.1, at = [50]}`.
+
+    >>> [rate({"schedule": "step", "value": 1.0, "at": [2]})(v) for v in (0, 1, 2)]
+    [1.0, 1.0, 0.1]
+    """
+    if isinstance(given, Mapping):
+        options = dict(given)
+        kind = options.pop("schedule", "constant")
+        if kind not in SCHEDULES:
+            raise ConfigError([unknown("rate schedule", str(kind), SCHEDULES)])
+        try:
+            made = SCHEDULES[kind](**options)
+        except TypeError as error:
+            raise ConfigError([f"{name}: the schedule '{kind}' does not take these options ({error})"]) from None
+    else:
+        made = given if callable(given) else constant(float(given))
+    if not (math.isfinite(made(0)) and made(0) > 0):
+        raise ConfigError([f"{name} = {made(0)}; a rate must be a positive number"])
+    return made

@@ -1,0 +1,92 @@
+"""The clients' samples: one resident data set, shards as index ranges, and keyed draws of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat import keys
+
+Sampling = Literal["replacement", "shuffle"]
+ROUNDS = 24  # of the keyed permutation; each doubles as a fair coin for every pair of places
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """`order[first[i] : first[i] + size[i]]` are the rows of client i in `x`, `y`.
+
+    `batch` samples per step, or None for the whole shard. `sampling`: "replacement" draws every sample anew (the
+    papers' independent draws), "shuffle" runs through a job's own permutations of the shard without a break.
+    """
+
+    x: Tensor
+    y: Tensor
+    order: Tensor
+    first: Tensor
+    size: Tensor
+    batch: int | None
+    sampling: Sampling = "replacement"
+
+    @staticmethod
+    def of(
+        x: Tensor, y: Tensor, shards: Sequence[np.ndarray], batch: int | None, sampling: Sampling = "replacement"
+    ) -> Samples:
+        size = torch.tensor([len(shard) for shard in shards])
+        order = torch.from_numpy(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in shards]))
+        return Samples(x, y, order, size.cumsum(0) - size, size, batch, sampling)
+
+    def to(self, device: torch.device | str) -> Samples:
+        moved = {name: getattr(self, name).to(device) for name in ("x", "y", "order", "first", "size")}
+        return replace(self, **moved)
+
+    @property
+    def clients(self) -> int:
+        return int(self.size.numel())
+
+    @cached_property
+    def width(self) -> int:
+        """The most samples that a step of any client uses."""
+        return self.batch or int(self.size.max())
+
+    def per_step(self, client: Tensor) -> Tensor:
+        """Samples that one step of each client uses."""
+        return self.size[client] if self.batch is None else torch.full_like(client, self.batch)
+
+    def rows(self, client: Tensor, key: Tensor, begin: int, count: int) -> Tensor:
+        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, b]`, from the job's key alone."""
+        size = self.size[client][:, None]
+        if self.batch is None:
+            place = torch.arange(self.width, device=size.device)[None] % size
+        else:
+            slot = torch.arange(begin * self.batch, (begin + count) * self.batch, device=size.device)[None]
+            if self.sampling == "replacement":
+                place = (keys.fold(key[:, None], slot) * size) >> 32
+            else:
+                place = permuted(keys.fold(key[:, None], slot // size), slot % size, size)
+        rows = self.order[self.first[client][:, None] + place]
+        if self.batch is None:
+            return rows[:, None].expand(-1, count, -1)
+        return rows.reshape(len(client), count, self.batch)
+
+    def weight(self, client: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """1 for a real sample, 0 for padding, where shards are used whole; else None."""
+        if self.batch is not None:
+            return None
+        size = self.size[client][:, None]
+        return (torch.arange(self.width, device=size.device)[None] < size).to(dtype)
+
+
+def permuted(key: Tensor, place: Tensor, size: Tensor) -> Tensor:
+    """A keyed permutation of `0 .. size` at `place`: the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012)."""
+    for number in range(ROUNDS):
+        once = keys.fold(key, number)
+        partner = (once % size - place) % size
+        coin = keys.fold(once, torch.maximum(place, partner)) & 1
+        place = torch.where(coin == 1, partner, place)
+    return place

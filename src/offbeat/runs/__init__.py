@@ -1,0 +1,1 @@
+"""What remains of a run: its account, its directory, its tables and pictures."""

@@ -1,0 +1,108 @@
+"""The account of a run, kept from its trace rows alone: what was spent, by whom, and how stale updates were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.records import Arrived, Begun, Finished, Joined, Left, Offer, Overwritten, Row, Start
+
+
+@dataclass
+class Account:
+    """Sums over the rows seen so far. Steps and samples count when a client has computed them, used or not;
+    bytes down when they are sent (a broadcast to every client that is there), bytes up when they arrive."""
+
+    clients: int
+    samples_per_step: list[int]
+    down_bytes: float  # one broadcast state
+    up_bytes: float  # one update
+    time: float = 0.0
+    commits: int = 0
+    client_steps: int = 0
+    samples: int = 0
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    jobs_started: int = 0
+    jobs_finished: int = 0
+    jobs_dead: int = 0
+    busy_seconds: float = 0.0
+    away_seconds: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    participation: Counter[int] = field(default_factory=Counter)
+    working: dict[int, tuple[float, Begun]] = field(default_factory=dict)
+    away: dict[int, float] = field(default_factory=dict)
+    offers: bool = False
+
+    def take(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
+        """The rows up to one commit, and how stale its updates were."""
+        for now, record in rows:
+            self.see(now, record)
+        self.time = rows[-1][0]
+        self.commits += 1
+        self.staleness.update(staleness)
+        self.participation.update(client for client, _ in jobs)
+
+    def see(self, now: float, record: Any) -> None:
+        kind = type(record)
+        if kind is Begun:
+            self.jobs_started += 1
+            self.working[record.client] = (now, record)
+        elif kind is Finished:
+            since, begun = self.working.pop(record.client)
+            self.busy_seconds += now - since
+            self.jobs_finished += 1
+            self.client_steps += begun.steps
+            self.samples += begun.steps * self.samples_per_step[record.client]
+        elif kind is Arrived:
+            self.bytes_up += self.up_bytes
+        elif kind is Start:
+            self.bytes_down += self.down_bytes
+        elif kind is Offer:
+            self.offers = True
+            self.bytes_down += self.down_bytes * (self.clients - len(self.away))
+        elif kind is Overwritten:
+            self.jobs_dead += 1
+            if record.client in self.working and self.working[record.client][1].job == record.job:
+                since, _ = self.working.pop(record.client)
+                self.busy_seconds += now - since
+        elif kind is Left:
+            self.away[record.client] = now
+        elif kind is Joined:
+            self.away_seconds += now - self.away.pop(record.client, 0.0)
+            self.bytes_down += self.down_bytes if self.offers else 0.0
+
+    def idle_share(self) -> float:
+        """The share of the clients' time (while they are there) in which they do not compute."""
+        there = self.clients * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
+        busy = self.busy_seconds + sum(self.time - since for since, _ in self.working.values())
+        return 1 - busy / there if there > 0 else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        updates = sum(self.staleness.values())
+        counts = [self.participation[client] for client in range(self.clients)]
+        return {
+            "commits": self.commits,
+            "virtual_seconds": self.time,
+            "client_steps": self.client_steps,
+            "samples": self.samples,
+            "bytes_up": round(self.bytes_up),
+            "bytes_down": round(self.bytes_down),
+            "jobs_started": self.jobs_started,
+            "jobs_finished": self.jobs_finished,
+            "jobs_dead": self.jobs_dead,
+            "updates_consumed": updates,
+            "idle_share": self.idle_share(),
+            "staleness": {
+                "mean": sum(k * n for k, n in self.staleness.items()) / updates if updates else 0.0,
+                "max": max(self.staleness, default=0),
+                "histogram": {str(k): self.staleness[k] for k in sorted(self.staleness)},
+            },
+            "participation": {
+                "min": min(counts),
+                "mean": sum(counts) / len(counts),
+                "max": max(counts),
+                "never": counts.count(0),
+            },
+        }

@@ -1,0 +1,258 @@
+"""The loop of a run: commits come, the account is kept, the model is looked at now and then, something says stop.
+
+Evaluation only looks: it changes neither schedule, nor waves, nor draws.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from offbeat.engines.local import BadNumbers, Done, LocalEngine
+from offbeat.errors import OffbeatError
+from offbeat.records import Row
+from offbeat.runs.account import Account
+from offbeat.runs.progress import Progress
+from offbeat.runs.store import Store
+from offbeat.runs.target import SMOOTH, crossing, stop_reason
+from offbeat.schedule.horizon import Horizon
+from offbeat.schedule.trace import difference
+
+History = tuple[list[dict[str, Any]], list[Row]]  # metrics and trace rows of the part already run
+
+
+class Interrupted(OffbeatError):
+    """Somebody stopped the run."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Look at the model every so many commits, or at the first commit after every so many virtual seconds."""
+
+    every_commits: int | None = None
+    every_seconds: float | None = None
+
+    def due(self, version: int, before: float, now: float) -> bool:
+        if self.every_commits is not None and version % self.every_commits == 0:
+            return True
+        every = self.every_seconds
+        return every is not None and math.floor(now / every) > math.floor(before / every)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: the figures (`result`), one row per evaluation (`metrics`), the model by parameter name."""
+
+    result: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: dict[str, torch.Tensor]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["result"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Config(Protocol):
+    """What the loop reads of an experiment."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def until(self) -> Mapping[str, float]: ...
+    @property
+    def evaluate(self) -> Mapping[str, float]: ...
+    @property
+    def targets(self) -> Sequence[float]: ...
+    @property
+    def checkpoint_seconds(self) -> float: ...
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Parts(Protocol):
+    @property
+    def method(self) -> Named: ...
+    @property
+    def task(self) -> Named: ...
+    @property
+    def fleet(self) -> Named: ...
+
+
+def go(
+    config: Config,
+    parts: Parts,
+    engine: LocalEngine,
+    horizon: Horizon,
+    account: Account,
+    store: Store | None,
+    progress: Progress | None,
+    history: History | None = None,
+) -> Outcome:
+    """Run to the end, whatever it is, and leave the directory readable in every case."""
+    loop = Loop(config, engine, account, store, progress)
+    began = time.perf_counter()
+    failure: OffbeatError | None = None
+    try:
+        if history is not None:
+            loop.skip(horizon, engine.version, history)
+        ended = loop.run(horizon)
+    except BadNumbers as error:
+        ended, failure = f"stopped: {error}", error
+    except KeyboardInterrupt:
+        ended, failure = "interrupted", Interrupted("interrupted; what was committed is kept, `offbeat resume` goes on")
+    if loop.progress:
+        loop.progress.close()
+    wall = time.perf_counter() - began
+    result = loop.result(parts, ended, wall)
+    model = {n: p.contiguous().clone().cpu() for n, p in engine.problem.model.views(engine.server["model"]).items()}
+    if store is not None:
+        store.checkpoint(*engine.state())
+        counts = account.participation
+        store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
+    if failure is not None:
+        raise failure
+    return Outcome(result, loop.metrics, model)
+
+
+class Loop:
+    """The state of one run in progress."""
+
+    def __init__(
+        self, config: Config, engine: LocalEngine, account: Account, store: Store | None, progress: Progress | None
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.account = account
+        self.store = store
+        self.progress = progress
+        self.evaluate = Evaluate(**config.evaluate)  # type: ignore[arg-type]
+        self.metrics: list[dict[str, Any]] = []
+        self.saved = time.perf_counter()
+
+    def skip(self, horizon: Horizon, version: int, history: History) -> None:
+        """Run the schedule, without numerics, up to the checkpoint; it must be the schedule that was recorded."""
+        metrics, recorded = history
+        place = 0
+        if version == 0:
+            return
+        for step in horizon:
+            staleness = [self.account.commits - v for v in horizon.skipped(step.commit)]
+            known = recorded[place : place + len(step.rows)]
+            problem = difference(step.rows[: len(known)], known)
+            if problem:
+                raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
+            place += len(step.rows)
+            self.note(step.rows, step.commit.jobs, staleness)
+            if self.account.commits == version:
+                break
+        for job in self.engine.results:
+            horizon.computed(job)
+        for row in metrics:
+            self.metrics.append(row)
+            if self.store is not None:
+                self.store.metrics.append(row)
+
+    def run(self, horizon: Horizon) -> str:
+        if not self.metrics:
+            self.look()
+        reason = stop_reason(self.config.until, self.metrics)
+        if reason:
+            return reason
+        for done in self.engine.commits(horizon):
+            reason = self.take(done)
+            if reason:
+                return reason
+        if self.metrics[-1]["commit"] != self.account.commits:
+            self.look()
+        return stop_reason(self.config.until, self.metrics) or self.limit_reached(horizon)
+
+    def take(self, done: Done) -> str | None:
+        before = self.account.time
+        self.note(done.step.rows, done.step.commit.jobs, done.staleness)
+        over = self.account.samples >= self.config.until.get("samples", math.inf)
+        if over or self.evaluate.due(done.version, before, done.step.time):
+            self.look()
+            reason = stop_reason(self.config.until, self.metrics)
+            if reason or over:
+                return reason or f"samples {self.account.samples} >= {self.config.until['samples']}"
+        if self.progress is not None:
+            self.progress.show(self.account, self.metrics[-1])
+        if self.store is not None and time.perf_counter() - self.saved > self.config.checkpoint_seconds:
+            self.store.checkpoint(*self.engine.state())
+            self.saved = time.perf_counter()
+        return None
+
+    def note(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
+        self.account.take(rows, jobs, staleness)
+        if self.store is not None:
+            self.store.rows += rows
+
+    def look(self) -> None:
+        loss, accuracy = self.engine.evaluate()
+        a = self.account
+        updates = sum(a.staleness.values())
+        row = {
+            "commit": a.commits,
+            "virtual_seconds": a.time,
+            "accuracy": accuracy,
+            "loss": loss,
+            "client_steps": a.client_steps,
+            "samples": a.samples,
+            "bytes_up": round(a.bytes_up),
+            "bytes_down": round(a.bytes_down),
+            "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
+        }
+        self.metrics.append(row)
+        if self.store is not None:
+            self.store.metrics.append(row)
+
+    def limit_reached(self, horizon: Horizon) -> str:
+        until = self.config.until
+        if self.account.commits >= until.get("commits", math.inf):
+            return f"commits {self.account.commits} >= {until['commits']}"
+        if horizon.late:
+            return f"virtual_seconds: the next commit comes after {until['virtual_seconds']} s"
+        return "the schedule ended: no client has anything left to do"
+
+    def result(self, parts: Parts, ended: str, wall: float) -> dict[str, Any]:
+        seen = [row["accuracy"] for row in self.metrics if row["accuracy"] is not None]
+        aims = [self.config.until[name] for name in ("accuracy", "accuracy_smoothed") if name in self.config.until]
+        targets = sorted({*self.config.targets, *aims})
+        summary = self.account.summary()
+        device = self.engine.device
+        return {
+            "method": parts.method.name,
+            "task": parts.task.name,
+            "fleet": parts.fleet.name,
+            "seed": self.config.seed,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "precision": self.engine.precision,
+            "ended": ended,
+            **summary,
+            "accuracy_final": seen[-1] if seen else None,
+            "accuracy_best": max(seen) if seen else None,
+            "loss_final": self.metrics[-1]["loss"] if self.metrics else None,
+            "reached": {str(t): reached(self.metrics, t, 1) for t in targets},
+            "reached_smoothed": {str(t): reached(self.metrics, t, SMOOTH) for t in targets},
+            "jobs_computed": self.engine.jobs_computed,
+            "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),
+            "waves": self.engine.waves,
+            "mode": self.engine.mode,
+            "notes": self.engine.notes,
+            "wall_seconds": wall,
+        }
+
+
+def reached(metrics: Sequence[Mapping[str, Any]], target: float, smooth: int) -> dict[str, Any] | None:
+    at = crossing(metrics, target, smooth)
+    return None if at is None else {"commit": at.commit, "virtual_seconds": at.virtual_seconds}

@@ -1,0 +1,58 @@
+"""Progress on a terminal (standard error), silence in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from offbeat.runs.account import Account
+
+
+class Progress:
+    """One line: rate, commits, virtual time, accuracy, time left by the nearest limit."""
+
+    def __init__(self, label: str, until: Mapping[str, float]) -> None:
+        self.label = label
+        self.until = until
+        self.began = time.perf_counter()
+        self.shown = 0.0
+        self.live: Live | None = None
+        if sys.stderr.isatty():
+            self.live = Live(Text(label), console=Console(stderr=True), transient=True, auto_refresh=False)
+            self.live.start()
+
+    def show(self, account: Account, row: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        if self.live is None or now - self.shown < 0.2:
+            return
+        self.shown = now
+        self.live.update(Text(self.line(account, row, now - self.began)), refresh=True)
+
+    def line(self, account: Account, row: Mapping[str, Any], wall: float) -> str:
+        score = f"accuracy {row['accuracy']:.3f}" if row["accuracy"] is not None else f"loss {row['loss']:.4g}"
+        parts = [
+            self.label,
+            f"commit {account.commits}",
+            f"virtual {account.time:.1f} s",
+            score,
+            f"{account.client_steps / max(wall, 1e-9):,.0f} client-steps/s",
+        ]
+        done = self.share_done(account)
+        if done > 0:
+            parts.append(f"at most {wall / done - wall:,.0f} s left")
+        return "  ".join(parts)
+
+    def share_done(self, account: Account) -> float:
+        """How much of the nearest countable limit is used up."""
+        spent = {"commits": account.commits, "virtual_seconds": account.time, "samples": account.samples}
+        return max((spent[name] / limit for name, limit in self.until.items() if name in spent), default=0.0)
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()

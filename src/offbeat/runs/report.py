@@ -1,0 +1,87 @@
+"""Tables of results, on the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = (
+    "method",
+    "accuracy",
+    "best",
+    "commits",
+    "virtual s",
+    "client-steps",
+    "MB up",
+    "MB down",
+    "stale",
+    "idle",
+    "to target",
+)
+
+
+def amount(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def average(results: Sequence[Mapping[str, Any]], *path: str) -> float | None:
+    """The mean over seeds of one figure; None where a seed does not have it."""
+    found: list[float] = []
+    for result in results:
+        value: Any = result
+        for name in path:
+            value = None if value is None else value.get(name)
+        if value is None:
+            return None
+        found.append(float(value))
+    return mean(found)
+
+
+def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: float | None) -> list[list[str]]:
+    """One row per label, figures averaged over seeds."""
+    rows = []
+    for label, results in runs.items():
+        reached = None if target is None else average(results, "reached", str(target), "virtual_seconds")
+        some = any(r["reached"].get(str(target)) for r in results) if target is not None else False
+        up, down = average(results, "bytes_up"), average(results, "bytes_down")
+        rows.append(
+            [
+                label,
+                amount(average(results, "accuracy_final"), 4),
+                amount(average(results, "accuracy_best"), 4),
+                amount(average(results, "commits"), 0),
+                amount(average(results, "virtual_seconds"), 1),
+                amount(average(results, "client_steps"), 0),
+                amount(None if up is None else up / 1e6, 1),
+                amount(None if down is None else down / 1e6, 1),
+                amount(average(results, "staleness", "mean"), 1),
+                amount(average(results, "idle_share")),
+                f"{reached:,.1f} s" if reached is not None else ("some seeds" if some else "-"),
+            ]
+        )
+    return rows
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def write_table(path: Path, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# {title}\n\n{markdown(columns, rows)}")
+    return path

@@ -1,0 +1,118 @@
+"""Looking ahead: time never depends on values, so the schedule runs ahead of the numerics.
+
+The horizon hands out commits in order and knows, for the commits within its window, which jobs they will consume.
+So a wave can take every job whose start version is ready and whose update will be used, and no other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from offbeat.records import Begun, Commit, Drop, JobName, Left, Overwritten, Row, Start
+
+
+class Driver(Protocol):
+    """Anything that yields rows: the virtual clock, replay, a live server."""
+
+    @property
+    def floor(self) -> int:
+        """No job that begins later by broadcast starts from an older version."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+
+class Step(NamedTuple):
+    """The rows up to and including one commit."""
+
+    time: float
+    commit: Commit
+    rows: list[Row]
+
+
+class Horizon:
+    """Commits in order, with the commits that consume the next `ahead` updates already known.
+
+    How far it looks depends on the schedule alone, so that a resumed run forms the same waves.
+    """
+
+    def __init__(self, driver: Driver, ahead: int = 1024, last: int | None = None, until: float | None = None) -> None:
+        self.driver = driver
+        self.source = iter(driver)
+        self.ahead = ahead
+        self.queued = 0  # updates consumed by the commits in `steps`
+        self.last = last  # commits that the run will make at most: what lies beyond is not looked at
+        self.until = until  # commits after this time are not made
+        self.late = False  # such a commit was seen
+        self.found = 0
+        self.steps: deque[Step] = deque()
+        self.begun: dict[JobName, Begun] = {}  # not yet consumed, as far as the window knows
+        self.wanted: dict[JobName, Begun] = {}  # consumed by a commit of the window, in order of need
+        self.ordered: dict[int, list[int]] = {}  # versions under way to a client that has not begun on them
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Step]:
+        while True:
+            while not self.closed and (self.queued < self.ahead or not self.steps):
+                self.look()
+            if not self.steps:
+                return
+            step = self.steps.popleft()
+            self.queued -= len(step.commit.jobs)
+            yield step
+
+    def look(self) -> None:
+        """Read rows up to the next commit."""
+        rows: list[Row] = []
+        if self.last is not None and self.found >= self.last:
+            self.closed = True
+            return
+        for row in self.source:
+            rows.append(row)
+            record = row[1]
+            if isinstance(record, Begun):
+                self.begun[record[:2]] = record
+                under_way = self.ordered.get(record.client)
+                if under_way:
+                    self.ordered[record.client] = [v for v in under_way if v > record.version]
+            elif isinstance(record, Start):
+                self.ordered.setdefault(record.client, []).append(record.version)
+            elif isinstance(record, Drop | Left):
+                self.ordered.pop(record.client, None)
+            elif isinstance(record, Overwritten):
+                self.begun.pop((record.client, record.job), None)
+            elif isinstance(record, Commit):
+                if self.until is not None and row[0] > self.until:
+                    self.late = self.closed = True
+                    return
+                for job in record.jobs:
+                    if job in self.begun:
+                        self.wanted[job] = self.begun.pop(job)
+                self.found += 1
+                self.queued += len(record.jobs)
+                self.steps.append(Step(row[0], record, rows))
+                return
+        self.closed = True
+
+    def ready(self, version: int) -> list[Begun]:
+        """Jobs that will be consumed and whose start version exists, the most urgent first."""
+        return [job for job in self.wanted.values() if job.version <= version]
+
+    def skipped(self, commit: Commit) -> list[int]:
+        """Strike off the jobs of a commit that is not made again (a resumed run); their start versions, in order."""
+        versions = [self.wanted[job].version for job in commit.jobs]
+        for job in commit.jobs:
+            self.computed(job)
+        return versions
+
+    def computed(self, job: JobName) -> None:
+        """Strike a job off: its update is there, or lost for good."""
+        self.wanted.pop(job, None)
+
+    def needs(self) -> set[int]:
+        """Versions that some known job still has to start from; those from `driver.floor` on are needed besides."""
+        held = {job.version for job in self.wanted.values()} | {job.version for job in self.begun.values()}
+        for versions in self.ordered.values():
+            held.update(versions)
+        return held

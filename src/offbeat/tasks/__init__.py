@@ -1,0 +1,1 @@
+"""What is learned: model, loss, data, split."""

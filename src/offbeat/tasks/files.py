@@ -1,0 +1,163 @@
+"""Data sets on disk: where they are looked for, and readers for their official layouts. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.errors import OffbeatError
+
+Bytes = npt.NDArray[np.uint8]
+DEBIAN = Path("/usr/share/datasets")
+CIFAR_PIXELS = 3 * 32 * 32
+
+
+class Layout(NamedTuple):
+    """One way a data set may lie under a root: a folder, and the files in it (each as it is, or gzipped)."""
+
+    folder: str
+    files: tuple[str, ...]
+
+
+def roots() -> list[Path]:
+    """The directories that are searched, first to last."""
+    named = os.environ.get("OFFBEAT_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME")
+    ours = (Path(cache) if cache else Path.home() / ".cache") / "offbeat"
+    return ([Path(named).expanduser()] if named else []) + [ours, DEBIAN]
+
+
+def locate(name: str, layouts: Sequence[Layout], source: str) -> tuple[Layout, list[Path]]:
+    """The first root that holds a whole layout: the layout, and its files in order."""
+    looked = []
+    for root in roots():
+        for layout in layouts:
+            folder = root / layout.folder
+            paths = [next((p for p in (folder / f, folder / f"{f}.gz") if p.is_file()), None) for f in layout.files]
+            found = [path for path in paths if path is not None]
+            if len(found) == len(paths):
+                return layout, found
+            lacks = ", ".join(file for file, path in zip(layout.files, paths, strict=True) if path is None)
+            looked.append(f"  {folder}: " + (f"there, but lacks {lacks}" if folder.is_dir() else "no such directory"))
+    wanted = "; or ".join(dict.fromkeys(", ".join(layout.files) for layout in layouts))
+    raise OffbeatError(
+        f"data set '{name}' was not found. Looked for {wanted} (plain or .gz) in\n" + "\n".join(looked) + "\n"
+        f"Get it from {source}, put it in a folder '{layouts[0].folder}', and set OFFBEAT_DATA to the directory "
+        "that holds this folder."
+    )
+
+
+def damaged(path: Path, reason: str) -> OffbeatError:
+    return OffbeatError(f"{path} is damaged: {reason}. Replace it with a fresh copy.")
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file, unpacked when its name ends in .gz."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read ({error})") from error
+
+
+def check_labels(path: Path, labels: npt.NDArray[Any], classes: int) -> None:
+    """Refuses labels outside 0..classes-1, naming the file and the first bad sample."""
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if bad.size:
+        raise damaged(path, f"sample {bad[0]} has label {labels[bad[0]]}, labels are 0 to {classes - 1}")
+
+
+def idx(path: Path, dimensions: int) -> Bytes:
+    """An idx file of bytes: two zeros, type 8, the number of dimensions, big-endian sizes, then the values."""
+    content = read(path)
+    magic, start = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions
+    if content[:4] != magic:
+        raise damaged(path, f"it starts with {content[:4].hex() or 'nothing'}, not with {magic.hex()}")
+    if len(content) < start:
+        raise damaged(path, "it ends inside its header")
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
+    expected = start + math.prod(shape)
+    if len(content) != expected:
+        raise damaged(path, f"its header promises {expected} bytes, it has {len(content)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def idx_pair(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:
+    """Images [n, 1, 28, 28] and labels [n] of one part of an MNIST-like set."""
+    x, y = idx(images, 3), idx(labels, 1)
+    if x.shape[1:] != (28, 28):
+        raise damaged(images, f"its images are {x.shape[1]}x{x.shape[2]}, they should be 28x28")
+    if len(x) == 0 or len(x) != len(y):
+        raise damaged(labels, f"it has {len(y)} labels for {len(x)} images in {images.name}")
+    check_labels(labels, y, classes)
+    return x[:, None], y
+
+
+def cifar_bin(path: Path) -> tuple[Bytes, Bytes]:
+    """A binary batch: records of 1 label byte and 3072 pixels (R, G, B planes, row-major)."""
+    content = np.frombuffer(read(path), np.uint8)
+    record = 1 + CIFAR_PIXELS
+    if content.size == 0 or content.size % record:
+        raise damaged(path, f"its {content.size} bytes are no whole number of records of {record} bytes")
+    records = content.reshape(-1, record)
+    check_labels(path, records[:, 0], 10)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Rebuilds NumPy arrays and plain Python values; anything else in a pickle could run foreign code."""
+
+    ALLOWED: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 writes bytes
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR-10 batch needs")
+        return self.ALLOWED[module, name]
+
+
+def cifar_py(path: Path) -> tuple[Bytes, Bytes]:
+    """A pickled batch: a dictionary with b"data" (uint8 [n, 3072]) and b"labels"."""
+    try:
+        batch = _ArraysOnly(io.BytesIO(read(path)), encoding="bytes").load()
+        x, y = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+    except OffbeatError:
+        raise
+    except Exception as error:  # a broken pickle may raise anything
+        raise damaged(path, f"it is no pickled batch ({type(error).__name__}: {error})") from error
+    if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != CIFAR_PIXELS or len(x) == 0:
+        raise damaged(path, f"its data is {x.dtype} of shape {x.shape}, not uint8 of shape (n, {CIFAR_PIXELS})")
+    if y.shape != (len(x),) or y.dtype.kind not in "iu":
+        raise damaged(path, f"its labels are {y.dtype} of shape {y.shape} for {len(x)} images")
+    check_labels(path, y, 10)
+    return x.reshape(-1, 3, 32, 32), y.astype(np.uint8)
+
+
+def npz(path: Path, keys: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """The named arrays of an npz file, one row per sample in each."""
+    try:
+        with np.load(io.BytesIO(read(path)), allow_pickle=False) as archive:
+            if missing := [key for key in keys if key not in archive]:
+                raise damaged(path, f"it has no array {', '.join(missing)}, only {', '.join(archive)}")
+            arrays = [np.asarray(archive[key]) for key in keys]
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+        raise damaged(path, f"it is no npz archive of arrays ({error})") from error
+    if any(array.ndim == 0 or len(array) != len(arrays[0]) for array in arrays):
+        shapes = ", ".join(f"{key} {array.shape}" for key, array in zip(keys, arrays, strict=True))
+        raise damaged(path, f"its arrays differ in length ({shapes})")
+    return arrays

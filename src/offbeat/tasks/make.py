@@ -1,0 +1,95 @@
+"""Tasks by name: a data set with a model and a split, each of them a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from offbeat.errors import ConfigError, unknown
+from offbeat.numerics.samples import Sampling
+from offbeat.options import option_problems
+from offbeat.tasks.data import DATA
+from offbeat.tasks.models import MODELS
+from offbeat.tasks.models import build as build_model
+from offbeat.tasks.quadratic import quadratic, random_quadratic
+from offbeat.tasks.splits import SPLITS
+from offbeat.tasks.task import Task
+
+Named = str | Mapping[str, Any]  # "iid", or {name = "dirichlet", alpha = 0.3}
+
+
+def classification(
+    data: str,
+    seed: int,
+    clients: int = 100,
+    model: Named = "mlp",
+    split: Named = "iid",
+    batch_size: int | None = 10,
+    sampling: Sampling = "replacement",
+    scale: Literal["unit", "standard"] | None = None,
+) -> Task:
+    """A labelled data set, divided over clients. `scale` None is the data set's own default."""
+    split_name, split_options = named("split", split, SPLITS)
+    model_name, model_options = named("model", model, MODELS)
+    problems = option_problems(
+        f"split '{split_name}'", SPLITS[split_name], split_options, ("y", "clients", "seed", "owners")
+    )
+    if scale is not None:
+        problems += option_problems(f"data '{data}'", DATA[data], {"scale": scale})
+    if problems:
+        raise ConfigError(problems)
+    loaded = DATA[data](**({} if scale is None else {"scale": scale}))
+    shards = SPLITS[split_name](loaded.y, clients, seed, loaded.owners, **split_options)
+    net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
+    return Task(
+        net,
+        functional.cross_entropy,
+        (torch.from_numpy(loaded.x), torch.from_numpy(loaded.y)),
+        shards,
+        (torch.from_numpy(loaded.x_test), torch.from_numpy(loaded.y_test)),
+        batch_size,
+        sampling,
+        data,
+    )
+
+
+def quadratics(
+    seed: int, clients: int = 10, dimension: int = 5, spread: float = 1.0, noise: float = 0.0, samples: int = 1
+) -> Task:
+    """Random strongly convex quadratics with a known optimum; no accuracy, the loss is the value."""
+    matrices, linear = random_quadratic(clients, dimension, spread, seed=seed)
+    return quadratic(matrices, linear, None, noise, samples, seed)
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the config does not say
+    "digits": {"model": {"name": "mlp", "hidden": 64}, "split": {"name": "dirichlet", "alpha": 0.3}},
+    "fashion-mnist": {"model": "dlsgd-cnn"},
+    "mnist": {"model": "mlp"},
+    "cifar10": {"model": "dlsgd-cnn"},
+    "har": {"model": "mlp", "split": "natural", "clients": 21},
+}
+TASKS: dict[str, Callable[..., Task]] = {**dict.fromkeys(DATA, classification), "quadratic": quadratics}
+
+
+def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
+    """The task of that name, or every problem with its options at once."""
+    make = TASKS[name]
+    problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
+    if options.get("clients", 1) < 1:
+        problems.append(f"task '{name}': clients = {options['clients']}; a task needs at least 1")
+    if problems:
+        raise ConfigError(problems)
+    if make is classification:
+        return classification(name, seed, **{**DEFAULTS[name], **options})
+    return make(seed, **options)
+
+
+def named(kind: str, given: Named, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    name = str(options.pop("name", ""))
+    if name not in table:
+        raise ConfigError([unknown(kind, name, table)])
+    return name, options

@@ -1,0 +1,123 @@
+"""A task: the learning problem. Model, loss, data and who has which samples; yours takes five lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from offbeat.errors import ConfigError
+from offbeat.numerics.samples import Samples, Sampling
+from offbeat.numerics.vector import FlatModel, Loss, refusals
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """`data` is `(x, y)` tensors or a `Dataset` of such pairs; `shards[i]` are the rows of client i.
+
+    The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size`
+    None means the whole shard, exactly. Outputs with one score per class and integer targets give an accuracy.
+    """
+
+    model: nn.Module
+    loss: Loss
+    data: Any
+    shards: Sequence[Any]
+    test: Any = None
+    batch_size: int | None = 10
+    sampling: Sampling = "replacement"
+    name: str = "custom"
+
+    def problems(self) -> list[str]:
+        """Everything that would stop a run, found without training."""
+        found = refusals(self.model)
+        if self.batch_size is not None and self.batch_size < 1:
+            found.append(f"batch_size = {self.batch_size}; give at least 1, or None for the whole shard")
+        if self.sampling not in ("replacement", "shuffle"):
+            found.append(f"sampling = '{self.sampling}'; it is 'replacement' or 'shuffle'")
+        found += shard_problems(self.shards, len(tensors(self.data)[0]))
+        for kind, data in (("training", self.data), ("test", self.test)):
+            if data is not None and not refusals(self.model):
+                found += data_problems(kind, *tensors(data), self.model)
+        return found
+
+    @property
+    def clients(self) -> int:
+        return len(self.shards)
+
+    def samples(self, dtype: torch.dtype) -> Samples:
+        x, y = tensors(self.data)
+        shards = [np.asarray(shard, dtype=np.int64) for shard in self.shards]
+        return Samples.of(cast(x, dtype), cast(y, dtype), shards, self.batch_size, self.sampling)
+
+    def evaluation(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The test set, or the training set where there is none."""
+        x, y = tensors(self.data if self.test is None else self.test)
+        return cast(x, dtype), cast(y, dtype)
+
+    def flat_model(self, dtype: torch.dtype) -> FlatModel:
+        return FlatModel(self.model, self.loss, dtype)
+
+
+def tensors(data: Any) -> tuple[Tensor, Tensor]:
+    """`(x, y)` tensors from tensors, arrays or a `Dataset`."""
+    if isinstance(data, Dataset):
+        pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
+    x, y = data
+    return torch.as_tensor(x), torch.as_tensor(y)
+
+
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if values.is_floating_point() else values
+
+
+def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
+    found = []
+    if not len(shards):
+        found.append("shards is empty; a task needs at least one client")
+    for client, shard in enumerate(shards):
+        index = np.asarray(shard)
+        if index.size == 0:
+            found.append(f"client {client} has an empty shard; give it samples or leave it out")
+        elif index.min() < 0 or index.max() >= rows:
+            found.append(
+                f"client {client} has sample {index.max()} (or a negative one); the data has rows 0..{rows - 1}"
+            )
+        if len(found) >= 5:
+            return [*found, "and more"]
+    return found
+
+
+def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str]:
+    if len(x) != len(y):
+        return [f"the {kind} data has {len(x)} inputs and {len(y)} targets; they must be as many"]
+    if len(x) == 0:
+        return [f"the {kind} data is empty"]
+    found = []
+    for name, values in (("inputs", x), ("targets", y)):
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            first = int((~values.reshape(len(values), -1).isfinite()).any(dim=1).nonzero()[0])
+            found.append(f"the {kind} {name} hold NaN or infinity, first in row {first}; clean the data")
+    if not y.is_floating_point() and y.dim() == 1:
+        parameter = next(model.parameters())
+        with torch.no_grad():
+            out = model(x[:1].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:1])
+        if out.dim() == 2 and out.shape[1] > 1 and (int(y.min()) < 0 or int(y.max()) >= out.shape[1]):
+            found.append(
+                f"the {kind} labels run from {int(y.min())} to {int(y.max())}; the model has {out.shape[1]} outputs, "
+                f"so they must be 0..{out.shape[1] - 1}"
+            )
+    return found
+
+
+def require(task: Task) -> Task:
+    problems = task.problems()
+    if problems:
+        raise ConfigError(problems)
+    return task

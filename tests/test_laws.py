@@ -1,0 +1,236 @@
+"""The table of laws: every method passes every line. A new method is one more entry in METHODS_UNDER_LAW."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offbeat import METHODS
+from offbeat.experiment import build_method
+from offbeat.keys import generator
+from offbeat.method import Cohort
+from offbeat.records import Begun, Commit
+from offbeat.runs.store import read_trace, write_trace
+from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.horizon import Horizon
+from offbeat.schedule.trace import Replay
+from offbeat.tasks.quadratic import optimum, quadratic, random_quadratic
+from worlds import Times, final, play, quadratic_world, times
+
+METHODS_UNDER_LAW: dict[str, dict[str, Any]] = {
+    "minibatch-sgd": {"n": 4},
+    "local-sgd": {"n": 4, "local_steps": 3, "weights": "size", "server_optimiser": {"name": "sgd", "momentum": 0.5}},
+    "asysg": {"n": 3},
+    "fedasync": {"local_steps": 3, "proximal": 0.1},
+    "fedbuff": {"buffer_size": 3, "local_steps": 3, "staleness": "polynomial", "server_optimiser": "adam"},
+    "dlsgd-homo": {"n": 3, "local_steps": 3, "client_options": {"momentum": 0.9, "clip": 1.0}},
+    "dlsgd-hetero": {"n": 3, "local_steps": 3, "client_options": {"weight_decay": 0.01}},
+}
+every_method = pytest.mark.parametrize("name", sorted(METHODS_UNDER_LAW))
+WORLD = times(8)
+
+
+def method(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": name, **METHODS_UNDER_LAW[name], **options}
+
+
+def test_every_method_is_under_law() -> None:
+    assert set(METHODS_UNDER_LAW) == set(METHODS)
+
+
+@every_method
+def test_waves_equal_the_slow_twin(name: str) -> None:
+    task = quadratic_world()
+    wave = final(method(name), task, WORLD)
+    assert torch.allclose(wave, final(method(name), task, WORLD, mode="twin"), rtol=0, atol=1e-12)
+    assert not torch.allclose(wave, torch.ones_like(wave))
+
+
+@every_method
+def test_how_jobs_are_cut_into_waves_does_not_matter(name: str) -> None:
+    made = build_method(method(name))
+    whole, _ = play(made, quadratic_world(), WORLD)
+    for limit in (1, 2, 3):
+        engine, _ = play_limited(made, limit)
+        assert torch.allclose(whole.server["model"], engine.server["model"], rtol=0, atol=1e-12)
+        assert engine.waves >= whole.waves
+
+
+def play_limited(made: Any, limit: int) -> Any:
+    from offbeat.engines.local import LocalEngine
+
+    engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    engine.limit = limit
+    clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
+    return engine, list(engine.commits(Horizon(clock, 256, 30)))
+
+
+@every_method
+def test_order_of_updates_in_a_commit_does_not_matter(name: str) -> None:
+    made = build_method(method(name))
+    if made.name == "fedasync":
+        pytest.skip("it mixes one update after the other; its buffer holds one")
+    engine, _ = play(made, quadratic_world(), WORLD, commits=5)
+    rng = torch.Generator().manual_seed(0)
+    updates = {key: torch.randn(4, 4, generator=rng, dtype=torch.float64) for key in made.what.local.sends}
+    columns = [torch.rand(4, generator=rng, dtype=torch.float64) for _ in range(3)]
+    there = made.what.commit(engine.server, updates, Cohort(*columns, 5))
+    back = [3, 1, 0, 2]
+    mixed = {key: u[back] for key, u in updates.items()}
+    again = made.what.commit(engine.server, mixed, Cohort(*(c[back] for c in columns), 5))
+    assert torch.allclose(there["model"], again["model"], atol=1e-12)
+
+
+@every_method
+def test_numbers_of_clients_do_not_matter_to_a_wave(name: str) -> None:
+    """Jobs keep their updates when they stand in another order beside others."""
+    engine, _ = play(method(name), quadratic_world(), WORLD, commits=1)
+    jobs = [Begun(client, client % 2, 1, 1 + client % 4) for client in range(6)]
+    plain = engine.solve(jobs)
+    order = [4, 0, 5, 2]
+    mixed = engine.solve([jobs[i] for i in order])
+    for key, update in plain.updates.items():
+        assert torch.allclose(update[order], mixed.updates[key], rtol=0, atol=1e-12)
+
+
+@every_method
+def test_one_client_is_plain_sgd(name: str) -> None:
+    """With one client, rates (lr, 1) and no options, K steps and a commit are K steps of SGD."""
+    matrices, linear = random_quadratic(1, 3, seed=5)
+    task = quadratic(matrices, linear, np.ones(3))
+    options: dict[str, Any] = {"client_lr": 0.1, "local_steps": 4}
+    if name in ("minibatch-sgd", "asysg"):
+        options = {"server_lr": 0.1}
+    if name == "fedasync":
+        options |= {"alpha": 1.0}
+    options |= {"fedbuff": {"buffer_size": 1}, "fedasync": {}}.get(name, {"n": 1})
+    w = np.ones(3)
+    for _ in range(12 if "server_lr" in options else 48):
+        w = w - 0.1 * (matrices[0] @ w - linear[0])
+    model = final({"name": name, **options}, task, Times([0.1], [0.1], [0.1]), commits=12)
+    assert np.allclose(model.numpy(), w, rtol=0, atol=1e-12)
+
+
+@every_method
+def test_same_seed_same_trace_bytes_and_replay(name: str, tmp_path: Any) -> None:
+    made = build_method(method(name))
+
+    def rows(seed: int) -> list[Any]:
+        found, commits = [], 0
+        for row in VirtualClock(made.when, WORLD, generator(seed, "policy")):
+            found.append(row)
+            commits += isinstance(row[1], Commit)
+            if commits == 40:
+                return found
+        raise AssertionError("the schedule ended")
+
+    files = []
+    for place in range(2):
+        write_trace(rows(7), tmp_path / f"{place}.parquet")
+        files.append((tmp_path / f"{place}.parquet").read_bytes())
+    assert files[0] == files[1]
+    stored = read_trace(tmp_path / "0.parquet")
+    assert stored == rows(7)
+    assert list(Replay(stored, made.when, 8, generator(7, "policy"))) == stored
+
+
+@every_method
+def test_replay_of_a_trace_gives_the_same_bits(name: str) -> None:
+    made = build_method(method(name))
+    clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
+    engine, done = play(made, quadratic_world(), WORLD)
+    rows = [row for commit in done for row in commit.step.rows]
+    assert rows == [row for _, row in zip(rows, clock, strict=False)]
+    again, _ = play(made, quadratic_world(), WORLD)
+    from offbeat.engines.local import LocalEngine
+
+    replayed = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    driver = Replay(rows, made.when, 8, generator(0, "policy"))
+    assert len(list(replayed.commits(Horizon(driver, 256, 30)))) == 30
+    assert torch.equal(replayed.server["model"], engine.server["model"])
+    assert torch.equal(again.server["model"], engine.server["model"])
+
+
+# ---- special cases of the papers ----------------------------------------------------------------
+def test_dlsgd_hetero_without_delay_is_generalised_fedavg() -> None:
+    """No computing time and no transfers: every update is of the newest version; both draw the same clients."""
+    instant = Times([0.0] * 8, [0.0] * 8, [0.0] * 8)
+    common = {"n": 5, "local_steps": 3, "client_lr": 0.1, "server_lr": 0.7}
+    task = one_sample_world()
+    hetero, done = play({"name": "dlsgd-hetero", **common}, task, instant, commits=25)
+    fedavg, _ = play({"name": "local-sgd", "replacement": True, **common}, task, instant, commits=25)
+    assert all(staleness == 0 for commit in done for staleness in commit.staleness)
+    assert torch.allclose(hetero.server["model"], fedavg.server["model"], rtol=0, atol=1e-12)
+
+
+def one_sample_world() -> Any:
+    """Exact gradients, so that job numbers (which key the batches) do not matter."""
+    matrices, linear = random_quadratic(8, 4, seed=3)
+    return quadratic(matrices, linear, np.ones(4))
+
+
+def test_fedbuff_with_a_buffer_of_one_is_plain_asynchronous_sgd() -> None:
+    """Against a loop written by hand: every arrival is applied at once, then the client pulls the result."""
+    matrices, linear = random_quadratic(8, 4, seed=3)
+    w, history = np.ones(4), []
+    busy = [(WORLD.down[i] + 2 * WORLD.step[i] + WORLD.up[i], i, w.copy()) for i in range(8)]
+    for _ in range(60):
+        busy.sort(key=lambda job: job[0])
+        now, i, y = busy.pop(0)
+        start = y.copy()
+        for _ in range(2):
+            y = y - 0.1 * (matrices[i] @ y - linear[i])
+        w = w - (start - y)
+        history.append(i)
+        busy.append((now + WORLD.down[i] + 2 * WORLD.step[i] + WORLD.up[i], i, w.copy()))
+    spec = {"name": "fedbuff", "buffer_size": 1, "local_steps": 2, "client_lr": 0.1}
+    engine, done = play(spec, one_sample_world(), WORLD, commits=60)
+    assert [commit.step.commit.jobs[0][0] for commit in done] == history
+    assert np.allclose(engine.server["model"].numpy(), w, rtol=0, atol=1e-12)
+
+
+def test_fedavg_of_quadratics_follows_its_closed_form() -> None:
+    """All clients, exact gradients: w <- w - eta mean_i (I - (I - lr A_i)^K)(w - w_i*)."""
+    matrices, linear = random_quadratic(8, 4, seed=3)
+    w, steps, lr, eta = np.ones(4), 5, 0.1, 0.8
+    for _ in range(20):
+        moved = []
+        for a, b in zip(matrices, linear, strict=True):
+            least = np.linalg.solve(a, b)
+            shrink = np.linalg.matrix_power(np.eye(4) - lr * a, steps)
+            moved.append((np.eye(4) - shrink) @ (w - least))
+        w = w - eta * np.mean(moved, axis=0)
+    spec = {"name": "local-sgd", "n": None, "local_steps": steps, "client_lr": lr, "server_lr": eta}
+    assert np.allclose(final(spec, one_sample_world(), WORLD, commits=20).numpy(), w, rtol=0, atol=1e-12)
+
+
+def test_minibatch_sgd_of_quadratics_reaches_the_optimum() -> None:
+    matrices, linear = random_quadratic(8, 4, seed=3)
+    model = final({"name": "minibatch-sgd", "server_lr": 0.5}, one_sample_world(), WORLD, commits=200)
+    assert np.allclose(model.numpy(), optimum(matrices, linear), atol=1e-9)
+
+
+def test_fedasync_with_full_mixing_takes_the_clients_model() -> None:
+    spec = {"name": "fedasync", "alpha": 1.0, "staleness": "constant", "local_steps": 2, "client_lr": 0.1}
+    engine, done = play(spec, one_sample_world(), WORLD, commits=1)
+    matrices, linear = random_quadratic(8, 4, seed=3)
+    client = done[0].step.commit.jobs[0][0]
+    y = np.ones(4)
+    for _ in range(2):
+        y = y - 0.1 * (matrices[client] @ y - linear[client])
+    assert np.allclose(engine.server["model"].numpy(), y, atol=1e-12)
+
+
+def test_size_weights_are_proportional_to_the_shards() -> None:
+    matrices, linear = random_quadratic(3, 2, seed=1)
+    task = quadratic(matrices, linear, np.zeros(2), samples=1)
+    x, y = task.data
+    shards = [np.array([0]), np.array([1]), np.array([2, 2, 2])]  # the third client has three times the data
+    skewed = replace(task, data=(x, y), shards=shards)
+    spec = {"name": "local-sgd", "n": None, "local_steps": 1, "client_lr": 1.0, "weights": "size"}
+    step = final(spec, skewed, times(3), commits=1)
+    assert np.allclose(step.numpy(), (linear[0] + linear[1] + 3 * linear[2]) / 5, atol=1e-12)

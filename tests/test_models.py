@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from offbeat.errors import ConfigError
+from offbeat.tasks.models import MODELS, build
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "count"),
+    [
+        ("dlsgd-cnn", (1, 28, 28), 10, 582_026),
+        ("dlsgd-cnn", (3, 32, 32), 10, 878_538),
+        ("dlsgd-cnn", (2, 16, 22), 3, 32 * 51 + 64 * 801 + 512 * (64 * 2 + 1) + 3 * 513),
+        ("logistic", (1, 8, 8), 10, 650),
+        ("linear", (13,), 1, 14),
+        ("mlp", (1, 8, 8), 10, 65 * 200 + 201 * 10),
+    ],
+)
+def test_parameters_and_output_shape(name, shape, outputs, count):
+    model = build(name, shape, outputs, seed=0)
+    assert isinstance(model, nn.Sequential)
+    assert parameters(model) == count
+    assert model(torch.zeros(2, *shape)).shape == (2, outputs)
+
+
+def test_linear_has_one_output_unless_told():
+    assert MODELS["linear"]((5,))(torch.zeros(3, 5)).shape == (3, 1)
+
+
+def test_logistic_and_linear_are_affine():
+    x = torch.randn(4, 1, 3, 3)
+    for name in ("logistic", "linear"):
+        model = build(name, (1, 3, 3), 2, seed=1)
+        (w, b) = model.parameters()
+        torch.testing.assert_close(model(x), x.reshape(4, 9) @ w.T + b)
+
+
+def test_mlp_computes_its_formula():
+    model = build("mlp", (6,), 3, seed=1, hidden=5)
+    w, b, v, c = model.parameters()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(model(x), (x @ w.T + b).clamp(min=0) @ v.T + c)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_seed_alone_decides_and_nothing_is_disturbed(name):
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    one = build(name, (1, 16, 16), 4, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(456)
+    two, other = build(name, (1, 16, 16), 4, seed=7), build(name, (1, 16, 16), 4, seed=8)
+    flat = [nn.utils.parameters_to_vector(model.parameters()) for model in (one, two, other)]
+    assert torch.equal(flat[0], flat[1])
+    assert not torch.equal(flat[0], flat[2])
+
+
+def test_built_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        model = build("logistic", (4,), 2, seed=0)
+    assert model[1].weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "options", "sentence"),
+    [
+        (
+            "dlsgd-cn",
+            (1, 28, 28),
+            10,
+            {},
+            r"unknown model 'dlsgd-cn': did you mean 'dlsgd-cnn'\? Known: dlsgd-cnn, linear",
+        ),
+        ("mlp", (4,), 2, {"hiden": 3}, r"unknown option of model 'mlp' 'hiden': did you mean 'hidden'\? Known: hidden"),
+        ("logistic", (4,), 2, {"hidden": 3}, "model 'logistic' has no options, but 'hidden' was given; leave it out"),
+        ("mlp", (4,), 2, {"hidden": 0}, "hidden is 0; give a whole number of at least 1"),
+        ("mlp", (4,), 2, {"hidden": 2.5}, "model 'mlp': hidden = 2.5; it must be a whole number"),
+        ("mlp", (4,), 0, {}, "outputs is 0; give a whole number of at least 1"),
+        ("mlp", (4, 0), 2, {}, r"a side of input_shape \(4, 0\) is 0; give a whole number of at least 1"),
+        ("dlsgd-cnn", (1, 8, 8), 10, {}, "at least 16x16 pixels, the data has samples of shape 1x8x8; take 'mlp'"),
+        ("dlsgd-cnn", (1, 28, 15), 10, {}, "samples of shape 1x28x15"),
+        ("dlsgd-cnn", (28, 28), 10, {}, "needs images of channels x height x width .* samples of shape 28x28"),
+    ],
+)
+def test_sentences(name, shape, outputs, options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build(name, shape, outputs, 0, **options)
+
+
+def test_every_wrong_option_is_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        build("mlp", (4,), 2, 0, width=3, depth=4)
+    assert len(caught.value.problems) == 2
+
+
+def test_seed_beyond_64_bits():
+    with pytest.raises(ConfigError, match=r"seed is \d+; give a whole number of 64 bits"):
+        build("mlp", (4,), 2, 2**64)

@@ -1,0 +1,81 @@
+"""Small worlds that tests share: fleets with given times, tasks with known answers, and a plain way to run a method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from offbeat.engines.local import Done, LocalEngine
+from offbeat.experiment import build_method
+from offbeat.keys import generator
+from offbeat.method import Method
+from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.horizon import Horizon
+from offbeat.tasks.quadratic import quadratic, random_quadratic
+from offbeat.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Times:
+    """Constant durations per client."""
+
+    down: Sequence[float]
+    step: Sequence[float]
+    up: Sequence[float]
+
+    @property
+    def clients(self) -> int:
+        return len(self.step)
+
+    @property
+    def download_bound(self) -> float:
+        return max(self.down)
+
+    def download(self, client: int, job: int) -> float:
+        return self.down[client]
+
+    def compute(self, client: int, job: int, steps: int) -> float:
+        return steps * self.step[client]
+
+    def upload(self, client: int, job: int) -> float:
+        return self.up[client]
+
+    def fails(self, client: int, job: int) -> float | None:
+        return None
+
+    def presence(self, client: int) -> Iterator[tuple[float, bool]] | None:
+        return None
+
+
+def times(clients: int, slowest: float = 5.0, transfer: float = 0.3, seed: int = 0) -> Times:
+    rng = np.random.default_rng(seed)
+    return Times(
+        list(transfer * rng.uniform(0.5, 1, clients)),
+        list(rng.uniform(1, slowest, clients) / 10),
+        list(transfer * rng.uniform(0.5, 1, clients)),
+    )
+
+
+def quadratic_world(clients: int = 8, dimension: int = 4, noise: float = 0.5, samples: int = 6) -> Task:
+    matrices, linear = random_quadratic(clients, dimension, seed=3)
+    return quadratic(matrices, linear, np.ones(dimension), noise, samples, seed=1)
+
+
+def play(
+    method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, mode: Any = "wave", seed: int = 0
+) -> tuple[LocalEngine, list[Done]]:
+    """Run a method in float64 on the CPU and give back the engine and its commits."""
+    made = method if isinstance(method, Method) else build_method(method)
+    engine = LocalEngine(made, task, seed, torch.device("cpu"), "float64", mode)
+    clock = VirtualClock(made.when, durations, generator(seed, "policy"))
+    return engine, list(engine.commits(Horizon(clock, 256, commits)))
+
+
+def final(
+    method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, **options: Any
+) -> torch.Tensor:
+    return play(method, task, durations, commits, **options)[0].server["model"]
