@@ -91,10 +91,11 @@ def test_scale_is_per_channel_and_leaves_a_constant_channel_at_zero():
     assert not x[:, 1].any()
     assert np.array_equal(x_test, x[:5])
     np.testing.assert_allclose(scaled(train, train, "unit")[0], train / 255.0, rtol=1e-6)
+    np.testing.assert_allclose(scaled(train, train, "symmetric")[0], train / 127.5 - 1, rtol=1e-6, atol=1e-6)
 
 
 def test_unknown_scale():
-    with pytest.raises(ConfigError, match=r"unknown scale 'standart': did you mean 'standard'\? Known: standard, unit"):
+    with pytest.raises(ConfigError, match=r"'standart': did you mean 'standard'\? Known: standard, symmetric, unit"):
         digits(scale="standart")
 
 

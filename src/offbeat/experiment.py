@@ -101,8 +101,7 @@ class Built:
 
     def account(self, engine: LocalEngine) -> Account:
         rule = self.method.what
-        size, batch = engine.problem.samples.size.tolist(), self.task.batch_size
-        each = size if batch is None else [batch] * len(size)
+        each = [engine.problem.samples.per_step(client) for client in range(self.task.clients)]
         down, up = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
         return Account(self.task.clients, each, down, up)
 

@@ -54,9 +54,9 @@ class Samples:
         """The most samples that a step of any client uses."""
         return self.batch or int(self.size.max())
 
-    def per_step(self, client: Tensor) -> Tensor:
-        """Samples that one step of each client uses."""
-        return self.size[client] if self.batch is None else torch.full_like(client, self.batch)
+    def per_step(self, client: int) -> int:
+        """Samples that one step of a client uses."""
+        return self.batch or int(self.size[client])
 
     def rows(self, client: Tensor, key: Tensor, begin: int, count: int) -> Tensor:
         """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, b]`, from the job's key alone."""

@@ -85,7 +85,7 @@ class FlatModel:
     def losses(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The losses `[n]` of n clients: `flat` is `[n, d]`, `x` is `[n, b, ...]`."""
         views = self.views(flat)
-        with ConvolutionAsProduct():
+        with ForClients():
             if weight is None:
                 return torch.vmap(lambda p, x, y: self.batch_loss(p, x, y, None))(views, x, y)
             return torch.vmap(self.batch_loss)(views, x, y, weight)
@@ -98,11 +98,12 @@ class FlatModel:
         return (each * weight).sum() / weight.sum()
 
 
-class ConvolutionAsProduct(TorchFunctionMode):
-    """Inside, a plain 2-d convolution is computed as unfold + matrix product.
+class ForClients(TorchFunctionMode):
+    """Inside, two functions are computed in another way, to the same result, because the client axis asks for it.
 
-    With a client axis each client has its own kernel. `vmap` turns that into a grouped convolution, which libraries
-    run slowly; as a product it becomes one batched matrix product over clients.
+    A convolution becomes unfold + matrix product: each client has its own kernel, `vmap` would make a grouped
+    convolution of that, which libraries run slowly, while the product is one batched product over clients.
+    Group normalisation is spelt out, because `vmap` cannot map PyTorch's own.
     """
 
     def __torch_function__(
@@ -110,6 +111,8 @@ class ConvolutionAsProduct(TorchFunctionMode):
     ) -> Any:
         if func is functional.conv2d or func is torch.conv2d:
             return convolve(func, *args, **(kwargs or {}))
+        if func is functional.group_norm:
+            return group_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -131,6 +134,18 @@ def convolve(
     if bias is not None:
         out = out + bias
     return out.reshape(x.shape[0], *size, w.shape[0]).permute(0, 3, 1, 2)
+
+
+def group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Each sample's channels in groups, each group to mean 0 and variance 1; then a scale and a shift per channel."""
+    grouped = x.reshape(x.shape[0], groups, -1)
+    variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+    out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(x.shape)
+    channels = (x.shape[1],) + (1,) * (x.dim() - 2)
+    out = out if weight is None else out * weight.reshape(channels)
+    return out if bias is None else out + bias.reshape(channels)
 
 
 class Unfold(torch.autograd.Function):

@@ -137,7 +137,7 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
         carry = problem.local.begin(start, job)
         total, wrong = torch.zeros_like(job.lr), torch.full_like(clients[i], -1)
         for k in range(work.steps):
-            rows = samples.rows(clients[i : i + 1], key[i : i + 1], k, 1)[0, 0]
+            rows = samples.rows(clients[i : i + 1], key[i : i + 1], k, 1)[0, 0, : samples.per_step(work.client)]
             with torch.enable_grad():
                 flat = carry[0].detach().requires_grad_()
                 loss = problem.model.one(flat, samples.x[rows], samples.y[rows], None)

@@ -38,6 +38,8 @@ from offbeat.records import (
     Woke,
 )
 
+ROUNDING = 1e-12  # relative; sums of the same durations in another order differ by less
+
 
 class Durations(Protocol):
     """What the clock asks a fleet; seconds, keyed by client and job, so that the order of asking is no matter."""
@@ -264,8 +266,8 @@ class VirtualClock:
         if device.order or device.busy is not None:
             return
         delay = self.durations.download(client, device.jobs)
-        if self.policy.overlaps:  # what has come in by now
-            place = bisect_right(self.offered, self.now - delay) - 1
+        if self.policy.overlaps:  # what has come in by now, this moment included whatever the rounding
+            place = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
             if place >= 0 and self.offers[place].version > device.seen:
                 self.compute(client, device, self.offers[place].version, self.offers[place].steps)
                 return

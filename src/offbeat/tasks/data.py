@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from offbeat import keys
 from offbeat.errors import ConfigError, OffbeatError, unknown
 from offbeat.tasks import files
 
-Scale: TypeAlias = Literal["unit", "standard"]
+Scale: TypeAlias = Literal["unit", "symmetric", "standard"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -85,14 +85,15 @@ def _finite(what: str, values: npt.NDArray[Any]) -> None:
 def scaled(train: files.Bytes, test: files.Bytes, scale: Scale, top: int = 255) -> tuple[Floats, Floats]:
     """Pixels 0..top of images [n, C, H, W] as numbers.
 
-    "unit" is pixel / top; "standard" is (pixel - mean) / std per channel, both taken over the training set.
+    "unit" is pixel / top, in [0, 1]; "symmetric" is 2 pixel / top - 1, in [-1, 1]; "standard" is (pixel - mean) / std
+    per channel, both taken over the training set.
     """
-    if scale not in ("unit", "standard"):
-        raise ConfigError([unknown("scale", str(scale), ("unit", "standard"))])
+    if scale not in get_args(Scale):
+        raise ConfigError([unknown("scale", str(scale), get_args(Scale))])
     levels = np.arange(top + 1)
     out, out_test = np.empty(train.shape, np.float32), np.empty(test.shape, np.float32)
     for c in range(train.shape[1]):
-        mean, std = 0.0, float(top)
+        mean, std = (top / 2, top / 2) if scale == "symmetric" else (0.0, float(top))
         if scale == "standard":  # exact, from the histogram of pixel values
             counts = sum(np.bincount(part.ravel(), minlength=top + 1) for part in np.array_split(train[:, c], 16))
             mean = float(np.average(levels, weights=counts))

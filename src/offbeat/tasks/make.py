@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -11,7 +11,7 @@ from torch.nn import functional
 from offbeat.errors import ConfigError, unknown
 from offbeat.numerics.samples import Sampling
 from offbeat.options import option_problems
-from offbeat.tasks.data import DATA
+from offbeat.tasks.data import DATA, Scale
 from offbeat.tasks.models import MODELS
 from offbeat.tasks.models import build as build_model
 from offbeat.tasks.quadratic import quadratic, random_quadratic
@@ -29,7 +29,7 @@ def classification(
     split: Named = "iid",
     batch_size: int | None = 10,
     sampling: Sampling = "replacement",
-    scale: Literal["unit", "standard"] | None = None,
+    scale: Scale | None = None,
 ) -> Task:
     """A labelled data set, divided over clients. `scale` None is the data set's own default."""
     split_name, split_options = named("split", split, SPLITS)

@@ -1,0 +1,56 @@
+"""What only a CUDA device can show; skipped where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from offbeat import Experiment, Task, run
+from offbeat.engines.graphs import GraphAdvance
+from offbeat.engines.local import LocalEngine
+from offbeat.experiment import build_method
+from offbeat.numerics import wave as numerics
+from offbeat.records import Begun
+from offbeat.tasks.models import build as build_model
+
+pytestmark = pytest.mark.cuda
+
+
+def task(model: str = "dlsgd-cnn", clients: int = 20) -> Task:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((clients * 30, 1, 28, 28), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 10, clients * 30))
+    shards = [np.arange(30 * i, 30 * (i + 1)) for i in range(clients)]
+    return Task(build_model(model, (1, 28, 28), 10, 0), functional.cross_entropy, (x, y), shards)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "dlsgd-cnn"])
+def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str) -> None:
+    method = build_method({"name": "local-sgd", "local_steps": 23, "client_options": {"momentum": 0.9}})
+    engine = LocalEngine(method, task(model), 0, torch.device("cuda"))
+    jobs = [Begun(client, client % 3, 0, 23 if client % 4 else 12) for client in range(17)]
+    assert isinstance(engine.advance, GraphAdvance)
+    graphs = engine.solve(jobs)
+    engine.advance = numerics.advance
+    plain = engine.solve(jobs)
+    engine.mode = "twin"
+    slow = engine.solve(jobs)
+    assert torch.allclose(graphs.updates["delta"], plain.updates["delta"], rtol=0, atol=1e-6)
+    assert float((graphs.updates["delta"] - slow.updates["delta"]).norm() / slow.updates["delta"].norm()) < 1e-4
+    assert graphs.bad.tolist() == [-1] * 17
+
+
+def test_the_same_run_on_cpu_and_cuda() -> None:
+    outcomes = []
+    for device in ("cpu", "cuda", "cuda"):
+        outcomes.append(run(Experiment(
+            method={"name": "fedbuff", "buffer_size": 5, "local_steps": 12}, task=task("mlp"), fleet="uniform",
+            device=device, until={"commits": 12},
+        )))  # fmt: skip
+    cpu, one, two = outcomes
+    assert cpu.virtual_seconds == one.virtual_seconds
+    for name, value in one.model.items():
+        assert torch.equal(value, two.model[name])  # same device, same waves, same bits
+        assert torch.allclose(value, cpu.model[name], rtol=1e-3, atol=1e-4)

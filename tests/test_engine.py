@@ -1,0 +1,175 @@
+"""The local engine: lazy waves, what is never computed, what is refused, and how it falls back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from offbeat import Experiment, Task, run
+from offbeat.engines.graphs import LADDER, padded
+from offbeat.engines.local import BadNumbers, LocalEngine, pick_device
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.experiment import build_method
+from offbeat.keys import generator
+from offbeat.records import Overwritten
+from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.horizon import Horizon
+from worlds import play, quadratic_world, times
+
+
+def test_updates_that_nobody_consumes_are_never_computed() -> None:
+    engine, done = play({"name": "dlsgd-hetero", "n": 2, "local_steps": 2}, quadratic_world(), times(8), commits=60)
+    dead = sum(isinstance(record, Overwritten) for commit in done for _, record in commit.step.rows)
+    consumed = {job for commit in done for job in commit.step.commit.jobs}
+    assert dead > 20
+    assert engine.jobs_computed == len(consumed)
+
+
+def test_asynchronous_jobs_are_computed_together() -> None:
+    engine, _ = play({"name": "fedbuff", "buffer_size": 2, "local_steps": 2}, quadratic_world(), times(8), commits=60)
+    assert engine.jobs_computed / engine.waves > 4  # commits hold 2; waves hold many more
+
+
+def test_versions_are_let_go() -> None:
+    for name in ("fedbuff", "dlsgd-homo", "dlsgd-hetero", "local-sgd"):
+        size = {"buffer_size": 2} if name == "fedbuff" else {"n": 2}
+        engine, _ = play({"name": name, **size}, quadratic_world(), times(8), commits=120)
+        assert len(engine.versions) < 60
+        assert len(engine.results) <= 30
+
+
+class Branching(nn.Module):
+    """Python control flow on values: vmap cannot batch it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out * 2 if float(out.detach().sum()) > 0 else out
+
+
+def small_task(model: nn.Module, x: torch.Tensor | None = None) -> Task:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((12, 3))).float() if x is None else x
+    y = torch.from_numpy(rng.integers(0, 2, 12))
+    return Task(model, functional.cross_entropy, (x, y), [range(3 * i, 3 * i + 3) for i in range(4)], batch_size=2)
+
+
+def test_a_model_that_cannot_be_batched_runs_one_by_one_and_says_why() -> None:
+    experiment = Experiment(
+        method={"name": "fedbuff", "buffer_size": 2}, task=small_task(Branching()), fleet="equal", device="cpu",
+        until={"commits": 5},
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="cannot be batched over clients, so jobs run one after another"):
+        outcome = run(experiment)
+    assert outcome.mode == "twin"
+    assert outcome.commits == 5
+    assert "cannot be batched" in outcome.notes[0]
+
+
+def test_nan_stops_the_run_and_keeps_what_was_committed() -> None:
+    x = torch.randn(12, 3)
+    x[4] = 1e38  # finite, but the loss will not be
+    task = small_task(nn.Linear(3, 2), x)
+    made = build_method({"name": "local-sgd", "n": 1, "local_steps": 4, "client_lr": 1.0})
+    engine = LocalEngine(made, task, 0, torch.device("cpu"))
+    clock = VirtualClock(made.when, times(4), generator(0, "policy"))
+    good: list[Any] = []
+    with pytest.raises(BadNumbers, match=r"client 1, version \d+: (the loss at|its update).* is not finite"):
+        good.extend(engine.commits(Horizon(clock, 64, 50)))
+    assert bool(engine.server["model"].isfinite().all())
+    assert 0 < engine.version < 50
+    assert 1 in {job.client for job in (r.begun for r in engine.results.values())}
+
+
+def test_out_of_memory_halves_the_wave_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = play({"name": "local-sgd", "n": 8}, quadratic_world(), times(8), commits=10)
+    made = build_method({"name": "local-sgd", "n": 8})
+    engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    solve = engine.solve
+
+    def short_of_memory(jobs: Any) -> Any:
+        if len(jobs) > 3:
+            raise torch.OutOfMemoryError("no room")
+        return solve(jobs)
+
+    monkeypatch.setattr(engine, "solve", short_of_memory)
+    with pytest.warns(UserWarning, match="waves are cut to"):
+        list(engine.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
+    assert engine.limit == 2
+    assert torch.allclose(engine.server["model"], whole.server["model"], atol=1e-12)
+    monkeypatch.setattr(engine, "solve", lambda jobs: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    with pytest.raises(OffbeatError, match="one job alone does not fit"), pytest.warns(UserWarning, match="cut"):
+        list(engine.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
+
+
+def test_a_memory_limit_cuts_waves() -> None:
+    task = quadratic_world()
+    made = build_method({"name": "local-sgd", "n": 8})
+    tiny = LocalEngine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1e-9)
+    assert tiny.limit == 1
+    assert LocalEngine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1.0).limit > 1000
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x"])
+def test_unknown_devices(name: str) -> None:
+    with pytest.raises(ConfigError, match="it is 'auto', 'cpu', 'cuda' or 'cuda:N'"):
+        pick_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_a_cuda_device_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no CUDA device is there; use --device cpu"):
+        pick_device("cuda")
+
+
+def test_waves_are_padded_little() -> None:
+    """The ladder of graph sizes wastes at most a half on small waves and a fifth on large ones."""
+    for clients in range(1, 1000):
+        assert clients <= padded(clients) <= max(clients + 2, 1.35 * clients)
+    assert list(LADDER) == sorted(set(LADDER))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"shards": []}, "shards is empty"),
+        ({"shards": [[0], []]}, "client 1 has an empty shard"),
+        ({"shards": [[0], [99]]}, "client 1 has sample 99"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"sampling": "some"}, "sampling = 'some'"),
+        ({"data": (torch.zeros(3, 3), torch.zeros(2).long())}, "3 inputs and 2 targets"),
+        ({"data": (torch.full((12, 3), float("nan")), torch.zeros(12).long())}, "NaN or infinity, first in row 0"),
+        ({"data": (torch.zeros(12, 3), torch.full((12,), 2))}, "the model has 2 outputs, so they must be 0..1"),
+        ({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))}, "running statistics"),
+    ],
+)
+def test_tasks_that_cannot_run(change: dict[str, Any], sentence: str) -> None:
+    from dataclasses import replace
+
+    found = replace(small_task(nn.Linear(3, 2)), **change).problems()
+    assert any(sentence in problem for problem in found), found
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3,), float(i)), i % 2
+
+
+def test_a_dataset_will_do() -> None:
+    task = Task(nn.Linear(3, 2), functional.cross_entropy, Pairs(), [range(6), range(6, 12)])
+    assert task.problems() == []
+    outcome = run(
+        Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", until={"commits": 2})
+    )
+    assert outcome.accuracy_final is not None
