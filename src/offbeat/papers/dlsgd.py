@@ -2,7 +2,7 @@
 
 100 clients, K = 50 local steps of batch 10, the system model of appendix B.1, the rates of Table 1. The paper gives
 FedBuff a global rate eta on the mean of the buffer, so beta = eta / n here. It does not say how pixels are scaled or
-how often models were evaluated: we standardise pixels and evaluate every so many virtual seconds (`EVERY`).
+how often models were evaluated: we scale pixels to [-1, 1] and evaluate every so many virtual seconds (`EVERY`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from offbeat.runs.progress import Progress
 SIZES = (10, 20, 40, 80)
 DATA = ("fashion-mnist", "cifar10")
 IID, NON_IID = "iid", "non-iid"
+SCALE = "symmetric"
 EVERY = {"fashion-mnist": 0.5, "cifar10": 1.0}  # virtual seconds between evaluations
 
 
@@ -80,7 +81,8 @@ def experiment(line: Line, data: str, n: int, settings: Settings, seed: int, loc
     """One cell. `smoke` trains on the embedded digits for a few commits; `small` is the paper's task, cut short."""
     target, paper = TARGET[data, line.setting], line.seconds[data][SIZES.index(n)]
     split: Any = "iid" if line.setting == IID else {"name": "classes", "per_client": 2}
-    task: dict[str, Any] = {"name": data, "model": "dlsgd-cnn", "split": split, "clients": 100, "batch_size": 10}
+    task: dict[str, Any] = {"name": data, "model": "dlsgd-cnn", "split": split, "scale": SCALE}
+    task |= {"clients": 100, "batch_size": 10}
     until: dict[str, float] = {"accuracy_smoothed": target, "virtual_seconds": PATIENCE * paper}
     every = EVERY[data]
     if settings.scale == "small":
