@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,19 +28,22 @@ def task(model: str = "dlsgd-cnn", clients: int = 20) -> Task:
     return Task(build_model(model, (1, 28, 28), 10, 0), functional.cross_entropy, (x, y), shards)
 
 
+@pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("model", ["logistic", "mlp", "dlsgd-cnn"])
-def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str) -> None:
+def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str, precision: Any) -> None:
+    """In float32 single jobs may cross a kink of ReLU or pooling by rounding and part; most must agree."""
     method = build_method({"name": "local-sgd", "local_steps": 23, "client_options": {"momentum": 0.9}})
-    engine = LocalEngine(method, task(model), 0, torch.device("cuda"))
+    engine = LocalEngine(method, task(model), 0, torch.device("cuda"), precision)
     jobs = [Begun(client, client % 3, 0, 23 if client % 4 else 12) for client in range(17)]
     assert isinstance(engine.advance, GraphAdvance)
     graphs = engine.solve(jobs)
     engine.advance = numerics.advance
     plain = engine.solve(jobs)
     engine.mode = "twin"
-    slow = engine.solve(jobs)
+    slow = engine.solve(jobs).updates["delta"]
     assert torch.allclose(graphs.updates["delta"], plain.updates["delta"], rtol=0, atol=1e-6)
-    assert float((graphs.updates["delta"] - slow.updates["delta"]).norm() / slow.updates["delta"].norm()) < 1e-4
+    off = (graphs.updates["delta"] - slow).norm(dim=1) / slow.norm(dim=1)
+    assert float(off.median() if precision == "float32" else off.max()) < (1e-4 if precision == "float32" else 1e-9)
     assert graphs.bad.tolist() == [-1] * 17
 
 
