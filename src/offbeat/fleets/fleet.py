@@ -12,7 +12,7 @@ from offbeat.errors import ConfigError
 from offbeat.fleets.laws import NAMED, Array, Law, wrong
 from offbeat.fleets.presence import Change, Presence
 from offbeat.keys import fold, key, uniform
-from offbeat.schedule.clock import Durations
+from offbeat.schedule.device import Durations
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,20 +32,21 @@ class Progress:
         if self.live is None or now - self.shown < 0.2:
             return
         self.shown = now
-        self.live.update(Text(self.line(account, row, now - self.began)), refresh=True)
+        line = Text(self.line(account, row, now - self.began), no_wrap=True, overflow="ellipsis")
+        self.live.update(line, refresh=True)
 
     def line(self, account: Account, row: Mapping[str, Any], wall: float) -> str:
         score = f"accuracy {row['accuracy']:.3f}" if row["accuracy"] is not None else f"loss {row['loss']:.4g}"
         parts = [
             self.label,
             f"commit {account.commits}",
-            f"virtual {account.time:.1f} s",
+            f"{account.time:.1f} virtual s",
             score,
-            f"{account.client_steps / max(wall, 1e-9):,.0f} client-steps/s",
         ]
         done = self.share_done(account)
         if done > 0:
             parts.append(f"at most {wall / done - wall:,.0f} s left")
+        parts.append(f"{account.client_steps / max(wall, 1e-9):,.0f} client-steps/s")
         return "  ".join(parts)
 
     def share_done(self, account: Account) -> float:

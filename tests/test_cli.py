@@ -1,0 +1,460 @@
+"""The command line as a user meets it: what it prints, what it writes, how it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offbeat import METHODS, cli
+from offbeat.experiment import Experiment
+from offbeat.experiment import run as run_experiment
+from offbeat.runs.store import read_metrics
+
+SMALL = ("--device", "cpu", "--set", "task.model=logistic", "--set", "task.clients=12", "--set", "task.split=iid")
+QUICK = (*SMALL, "--until", "commits=4")
+RECIPES = ("dlsgd-fig2", "dlsgd-fig3", "dlsgd-fig6", "dlsgd-table2", "fedbuff-fig1")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def offbeat(monkeypatch, capsys, tmp_path):
+    """`offbeat ARGUMENTS` through its entry point, in an empty directory: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["offbeat", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def result(offbeat):
+    """The one JSON document that a command with --json prints."""
+
+    def call(*arguments):
+        code, out, err = offbeat(*arguments, "--json")
+        assert (code, err) == (0, "")
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return call
+
+
+@pytest.fixture
+def refused(offbeat):
+    """The sentences with which a command is refused."""
+
+    def call(*arguments):
+        code, out, err = offbeat(*arguments)
+        assert (code, out) == (2, "")
+        lines = err.splitlines()
+        assert all(line.startswith("offbeat: ") for line in lines), err
+        return [line.removeprefix("offbeat: ") for line in lines]
+
+    return call
+
+
+def config_of(directory):
+    from offbeat import toml
+
+    return toml.read(directory / "config.toml")
+
+
+# ---- run ----------------------------------------------------------------------------------------
+def test_flags_choose_the_experiment(result, tmp_path):
+    made = result(
+        "run", "--method", "dlsgd-homo", "--task", "digits", "--fleet", "uniform", "--seed", 7, *QUICK, "--out", "out"
+    )
+    assert (made["method"], made["task"], made["fleet"], made["seed"]) == ("dlsgd-homo", "digits", "uniform", 7)
+    assert (made["commits"], made["device"]) == (4, "cpu")
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == made
+    written = config_of(tmp_path / "out")
+    assert (written["method"]["name"], written["fleet"]["name"], written["seed"]) == ("dlsgd-homo", "uniform", 7)
+
+
+def test_set_reaches_every_depth_of_the_config(result, tmp_path):
+    result(
+        "run", *QUICK, "--out", "out", "--set", "method.client_lr={schedule = 'cosine', value = 0.1, versions = 9}",
+        "--set", "task.split.name=dirichlet", "--set", "task.split.alpha=0.5", "--set", "evaluate.every_commits=3",
+        "--set", "targets=[0.5, 0.75]", "--set", "precision=float64", "--set", "method.staleness=polynomial",
+    )  # fmt: skip
+    written = config_of(tmp_path / "out")
+    assert written["method"]["name"] == "fedbuff"
+    assert written["method"]["client_lr"] == {"schedule": "cosine", "value": 0.1, "versions": 9}
+    assert written["method"]["staleness"] == "polynomial"
+    assert written["task"]["name"] == "digits"
+    assert written["task"]["split"] == {"name": "dirichlet", "alpha": 0.5}
+    assert written["evaluate"]["every_commits"] == 3
+    assert (written["targets"], written["precision"]) == ([0.5, 0.75], "float64")
+    assert load_file(tmp_path / "out" / "model.safetensors")["1.bias"].dtype == torch.float64
+
+
+def test_a_file_then_flags_then_sets(result, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'seed = 3\ndevice = "cpu"\n'
+        '[method]\nname = "fedbuff"\nbuffer_size = 4\nlocal_steps = 3\n'
+        '[task]\nname = "digits"\nmodel = "logistic"\nclients = 12\n'
+        "[until]\ncommits = 9\n"
+    )
+    made = result("run", "mine.toml", "--out", "plain")
+    assert (made["seed"], made["commits"], made["updates_consumed"]) == (3, 9, 36)
+    changed = ("--seed", 8, "--until", "commits=2", "--until", "accuracy=0.99", "--set", "method.buffer_size=5")
+    made = result("run", "mine.toml", *changed, "--out", "changed")
+    assert (made["seed"], made["commits"], made["updates_consumed"]) == (8, 2, 10)
+    written = config_of(tmp_path / "changed")
+    assert written["method"]["local_steps"] == 3
+    assert written["until"] == {"commits": 2, "accuracy": 0.99}
+    assert (made["reached"], made["reached_smoothed"]) == ({"0.99": None}, {"0.99": None})
+
+
+def test_a_flag_keeps_the_options_that_the_file_gives(result, tmp_path):
+    (tmp_path / "mine.toml").write_text('[method]\nname = "dlsgd-homo"\nn = 3\nlocal_steps = 4\n')
+    made = result("run", "mine.toml", "--method", "dlsgd-hetero", *QUICK, "--out", "out")
+    assert made["method"] == "dlsgd-hetero"
+    written = config_of(tmp_path / "out")["method"]
+    assert (written["n"], written["local_steps"]) == (3, 4)
+
+
+def test_a_run_for_people_says_what_it_came_to(offbeat):
+    code, out, err = offbeat("run", *QUICK, "--until", "accuracy=0.99", "--set", "targets=[0.05]", "--out", "here")
+    assert (code, err) == (0, "")
+    for said in (
+        "digits on straggling", "fedbuff", "first reached 0.05: after 0.00 virtual s, commit 0",
+        "first reached 0.99: not reached", "ended: commits 4 >= 4", "run directory: here",
+    ):  # fmt: skip
+        assert said in out
+
+
+def test_without_out_nothing_is_written(offbeat, tmp_path):
+    assert offbeat("run", *QUICK)[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_numbers_end_with_3_and_leave_the_directory_readable(offbeat, tmp_path):
+    code, out, err = offbeat("run", *QUICK, "--set", "method.client_lr=1e39", "--out", "left", "--json")
+    assert (code, out) == (3, "")
+    assert re.match(r"offbeat: client \d+, version 0: the loss at local step 1 is not finite", err)
+    assert json.loads((tmp_path / "left" / "result.json").read_text())["ended"].startswith("stopped: client")
+    assert [row["commit"] for row in read_metrics(tmp_path / "left")] == [0]
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--method", "fedbuf"), "unknown method 'fedbuf': did you mean 'fedbuff'?"),
+        (("run", "--task", "digit"), "unknown task 'digit': did you mean 'digits'?"),
+        (("run", "--fleet", "straglers"), "unknown fleet 'straglers': did you mean 'straggling'?"),
+        (("run", "--set", "task.model=mpl"), "unknown model 'mpl': did you mean 'mlp'?"),
+        (("run", "--set", "method.bufer_size=3"), "did you mean 'buffer_size'?"),
+        (("run", "--set", "methd.n=3"), "unknown key 'methd': did you mean 'method'?"),
+        (("run", "--set", "seed"), "--set seed: write it as key=value"),
+        (("run", "--set", "seed="), "--set seed=: write it as key=value"),
+        (("run", "--until", "commits"), "--until commits: write it as key=value"),
+        (("run", "--until", "comits=3"), "unknown limit 'comits': did you mean 'commits'?"),
+        (("run", "--until", "accuracy=90"), "write 0.9 for 90 %"),
+        (("run", "--device", "tpu"), "device = 'tpu'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        (("run", "nowhere.toml"), "cannot read the config nowhere.toml: No such file"),
+        (("compare",), "nothing to compare; name methods"),
+        (("compare", "fedbuf"), "unknown method 'fedbuf': did you mean 'fedbuff'?"),
+        (("list", "method"), "unknown list 'method': did you mean 'methods'?"),
+        (("paper", "dlsgd-tabel2"), "unknown paper recipe 'dlsgd-tabel2': did you mean 'dlsgd-table2'?"),
+        (("paper", "dlsgd-table2", "--scale", "tiny"), "--scale tiny; it is one of smoke, small, full"),
+        (("paper", "dlsgd-fig2", "--scale", "smoke", "--n", "15"), "--n 15; Table 1 has rates for n = 10, 20, 40"),
+        (("paper", "dlsgd-fig2", "--scale", "smoke", "--only", "fedbuff"), "--only fedbuff fits nothing here"),
+        (("paper", "dlsgd-table2", "--scale", "smoke", "--only", "mnist"), "--only mnist fits nothing here"),
+        (("paper", "dlsgd-fig3", "--scale", "smoke", "--device", "tpu"), "device = 'tpu'"),
+        (("resume", "nowhere"), "there is no checkpoint in nowhere"),
+        (("resume", "nowhere", "--until", "x"), "--until x: write it as key=value"),
+        (("replay", "nowhere"), "cannot read the config nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_gets_a_sentence_and_exit_code_2(arguments, said, refused, tmp_path):
+    sentences = refused(*arguments)
+    assert len(sentences) == 1
+    assert said in sentences[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_problems_are_all_named_and_nothing_is_written(refused, tmp_path):
+    sentences = refused(
+        "run", "--method", "fedbuf", "--task", "digit", "--fleet", "equl", "--device", "tpu", "--until", "commit=3",
+        "--set", "evaluate.every_commit=1", "--set", "targets=[2]", "--out", "out",
+    )  # fmt: skip
+    for said in ("'fedbuff'", "'digits'", "'equal'", "'tpu'", "'commits'", "'every_commits'", "targets: 2"):
+        assert any(said in sentence for sentence in sentences), said
+    assert len(sentences) == 7
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_file_and_a_directory_that_cannot_be_made_are_named(refused, tmp_path):
+    (tmp_path / "broken.toml").write_text("seed = = 1\n")
+    assert "broken.toml is not valid TOML" in refused("run", "broken.toml")[0]
+    assert "choose another --out" in refused("run", *QUICK, "--out", "broken.toml")[0]
+
+
+@pytest.mark.parametrize("arguments", [("run", "--sed", "1"), ("compare", "fedbuff", "--seeds", "0"), ("rnu",)])
+def test_flags_that_do_not_exist_or_fit_end_with_usage(arguments, offbeat):
+    code, out, err = offbeat(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: " in err
+    assert "Error: " in err
+
+
+# ---- list and help ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("what", "some"),
+    [
+        ("methods", set(METHODS)),
+        ("tasks", {"digits", "quadratic", "fashion-mnist"}),
+        ("fleets", {"straggling", "custom", "dlsgd-cifar10"}),
+        ("models", {"logistic", "mlp", "dlsgd-cnn"}),
+        ("splits", {"iid", "dirichlet", "classes"}),
+        ("papers", set(RECIPES)),
+    ],
+)
+def test_lists_name_and_describe(what, some, result, offbeat):
+    described = result("list", what)
+    assert some <= described.keys()
+    assert all(text and "\n" not in text for text in described.values())
+    code, out, err = offbeat("list", what)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == list(described)
+    assert all(text in out for text in described.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("run", ["--method", "--task", "--fleet", "--seed", "--device", "--until", "--set", "--out", "--json"]),
+        ("resume", ["directory", "--until", "--json"]),
+        ("replay", ["directory", "--json"]),
+        ("compare", ["--config", "--task", "--fleet", "--seeds", "--until", "--set", "--out", "--json"]),
+        ("list", ["methods, tasks, fleets, models, splits or papers", "--json"]),
+        ("paper", ["--only", "--n", "--seeds", "--device", "--scale", "--out", "--json"]),
+    ],
+)
+def test_help_of_every_command_names_its_options(command, options, offbeat):
+    code, out, err = offbeat(command, "--help")
+    assert (code, err) == (0, "")
+    assert [option for option in options if option not in out] == []
+    assert command in offbeat("--help")[1]
+
+
+# ---- compare ------------------------------------------------------------------------------------
+def test_compare_writes_a_table_and_a_picture(offbeat, tmp_path):
+    code, out, err = offbeat("compare", "fedbuff", "local-sgd", *QUICK, "--seeds", 2, "--out", "both")
+    assert (code, err) == (0, "")
+    both = tmp_path / "both"
+    assert (both / "comparison.png").read_bytes().startswith(PNG)
+    written = (both / "comparison.md").read_text()
+    rows = [line for line in written.splitlines() if re.match(r"\| (fedbuff|local-sgd) \|", line)]
+    assert len(rows) == 2
+    for label in ("fedbuff", "local-sgd"):
+        made = [json.loads((both / f"{label}-seed{seed}" / "result.json").read_text()) for seed in (0, 1)]
+        assert [r["seed"] for r in made] == [0, 1]
+        mean = sum(r["accuracy_final"] for r in made) / 2
+        assert f"| {label} | {mean:.4f} |" in written
+        assert f"{mean:.4f}" in out
+    assert "both/comparison.png" in out
+    assert "both/comparison.md" in out
+
+
+def test_compare_takes_labelled_methods_from_a_file(result, tmp_path):
+    (tmp_path / "two.toml").write_text(
+        'device = "cpu"\ntargets = [0.15]\n[task]\nname = "digits"\nmodel = "logistic"\nclients = 12\n'
+        "[until]\ncommits = 6\n[evaluate]\nevery_commits = 1\n"
+        '[methods.slow]\nname = "fedbuff"\nbuffer_size = 3\nclient_lr = 1e-6\n'
+        '[methods.fast]\nname = "fedbuff"\nbuffer_size = 3\nclient_lr = 0.1\n'
+        "[methods.asysg]\nn = 2\n"
+    )
+    made = result("compare", "--config", "two.toml", "--out", "out")
+    assert made.keys() == {"picture", "table", "runs"}
+    assert list(made["runs"]) == ["slow", "fast", "asysg"]
+    slow, fast, asysg = (made["runs"][label][0] for label in made["runs"])
+    assert slow["accuracy_final"] < 0.15 < fast["accuracy_final"]
+    assert (slow["method"], asysg["method"], asysg["updates_consumed"]) == ("fedbuff", "asysg", 12)
+    table = (tmp_path / made["table"]).read_text()
+    assert re.search(r"\| slow \|.*\| - \|\n", table)
+    assert re.search(r"\| fast \|.* s \|\n", table)
+    assert (tmp_path / made["picture"]).read_bytes().startswith(PNG)
+
+    made = result("compare", "fast", "--config", "two.toml", "--until", "commits=2", "--out", "one")
+    assert list(made["runs"]) == ["fast"]
+    assert made["runs"]["fast"][0]["commits"] == 2
+
+
+def test_compare_checks_all_before_the_first_starts(refused, tmp_path):
+    assert any("local-sdg" in line for line in refused("compare", "fedbuff", "local-sdg", *QUICK, "--out", "out"))
+    assert not (tmp_path / "out").exists()
+
+
+# ---- resume and replay --------------------------------------------------------------------------
+def test_resume_goes_on_and_replay_repeats(result, offbeat, tmp_path):
+    straight = result("run", *SMALL, "--until", "commits=8", "--set", "evaluate.every_commits=2", "--out", "straight")
+    result("run", *QUICK, "--set", "evaluate.every_commits=2", "--out", "short")
+    made = result("resume", "short", "--until", "commits=8")
+    assert {name: made[name] for name in made if name not in ("wall_seconds", "loss_final", "waves")} == {
+        name: straight[name] for name in straight if name not in ("wall_seconds", "loss_final", "waves")
+    }
+    assert (tmp_path / "short/trace.parquet").read_bytes() == (tmp_path / "straight/trace.parquet").read_bytes()
+    assert config_of(tmp_path / "short")["until"] == {"commits": 8}
+
+    code, out, err = offbeat("replay", "straight")
+    assert (code, err) == (0, "")
+    assert out == "same commands over 8 commits; model has the same bits\n"
+    again = result("replay", "straight")
+    assert (again["same_commands"], again["same_bits"], again["commits"]) == (True, True, 8)
+
+
+def test_replay_fails_when_the_model_is_another(offbeat, result, tmp_path):
+    result("run", *QUICK, "--out", "out")
+    result("run", *QUICK, "--set", "method.client_lr=0.01", "--out", "other")
+    os.replace(tmp_path / "other" / "model.safetensors", tmp_path / "out" / "model.safetensors")
+    code, out, err = offbeat("replay", "out")
+    assert code == 2
+    assert "DIFFERS" in out
+    assert "the model of the replay differs" in err
+    code, out, _ = offbeat("replay", "out", "--json")
+    assert (code, json.loads(out)["same_bits"]) == (2, False)
+
+
+def test_resume_and_replay_refuse_a_changed_config(result, refused, tmp_path):
+    result("run", *QUICK, "--out", "out")
+    written = (tmp_path / "out" / "config.toml").read_text()
+    (tmp_path / "out" / "config.toml").write_text(written.replace("seed = 0", "seed = 1"))
+    assert "its schedule has changed" in refused("resume", "out", "--until", "commits=6")[0]
+    (tmp_path / "out" / "config.toml").write_text(written.replace("buffer_size = 10", "buffer_size = 9"))
+    assert "replay: " in refused("replay", "out")[0]
+
+
+# ---- papers -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("recipe", "chosen", "cells", "files"),
+    [
+        ("dlsgd-fig2", ("--only", "fashion-mnist"), {("dlsgd-homo", 10), ("dlsgd-hetero", 10)},
+         ["fig2-fashion-mnist-iid.png", "fig2-fashion-mnist-non-iid.png", "fig2.md", "fig2.json"]),
+        ("dlsgd-fig3", ("--only", "cifar10", "--only", "iid"), {("local-sgd", 20), ("asysg", 20), ("dlsgd-homo", 20)},
+         ["fig3-cifar10-iid.png", "fig3.md", "fig3.json"]),
+        ("dlsgd-fig6", ("--only", "dlsgd-hetero", "--only", "cifar10", "--n", "10"), {("dlsgd-hetero", 10)},
+         ["fig6-cifar10-non-iid.png", "fig6.md", "fig6.json"]),
+        ("dlsgd-table2", ("--only", "fedbuff", "--only", "asysg", "--n", "10", "--n", "40"),
+         {("fedbuff", 10), ("fedbuff", 40), ("asysg", 10), ("asysg", 40)}, ["table2.md", "table2.json"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_recipes_run_at_the_smoke_scale(recipe, chosen, cells, files, result, tmp_path):
+    made = result("paper", recipe, "--scale", "smoke", "--device", "cpu", "--out", "made", *chosen)
+    assert {(figure["method"], figure["n"]) for figure in made["figures"]} == cells
+    assert all((figure["task"], figure["commits"]) == ("digits", 6) for figure in made["figures"])
+    assert made["files"] == [f"made/{recipe}/{name}" for name in files]
+    for path in made["files"]:
+        head = (tmp_path / path).read_bytes()
+        assert head.startswith(PNG if path.endswith("png") else b"# DLSGD" if path.endswith("md") else b"[")
+    assert "figures mean nothing" in made["notes"][0]
+
+
+def test_a_recipe_takes_fleet_and_target_from_the_paper_and_averages_seeds(result, tmp_path):
+    made = result(
+        "paper", "dlsgd-table2", "--scale", "smoke", "--device", "cpu", "--only", "local-sgd", "--only", "iid",
+        "--n", "20", "--seeds", "2", "--out", "made",
+    )  # fmt: skip
+    found = [(figure["fleet"], figure["seed"], *figure["reached"]) for figure in made["figures"]]
+    assert found == [
+        (f"dlsgd-{d}", seed, t) for d, t in (("fashion-mnist", "0.9"), ("cifar10", "0.7")) for seed in (0, 1)
+    ]
+    table = (tmp_path / "made/dlsgd-table2/table2.md").read_text()
+    best = max(figure["accuracy_best"] for figure in made["figures"][:2])
+    assert re.search(rf"\| fashion-mnist \| iid \| local-sgd \| 20 \| 90% \|.*\| 179.10 \|.*\| {best:.4f} \|", table)
+    assert re.search(r"\| cifar10 \| iid \| local-sgd \| 20 \| 70% \|.*\| 411.64 \|", table)
+
+
+def test_a_recipe_for_people_shows_its_table_and_files(offbeat, tmp_path):
+    code, out, err = offbeat("paper", "fedbuff-fig1", "--scale", "smoke", "--out", "made")
+    assert (code, err) == (0, "")
+    assert "FedBuff, K = 2, Q = 3" in out
+    assert "wrote made/fedbuff-fig1/fig1.png" in out
+    assert (tmp_path / "made/fedbuff-fig1/fig1.png").read_bytes().startswith(PNG)
+    buffered, rounds = json.loads((tmp_path / "made/fedbuff-fig1/fig1.json").read_text())
+    assert buffered["commits"] > rounds["commits"] > 0  # what the figure shows
+    assert buffered["updates"] // 2 == buffered["commits"]
+
+
+# ---- processes ----------------------------------------------------------------------------------
+ENDLESS = (*SMALL, "--until", "samples=1000000000", "--set", "checkpoint_seconds=0.3",
+           "--set", "evaluate.every_commits=1000")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Real processes, side by side: name -> (stdout, stderr, exit code), and the directory they ran in."""
+    place = tmp_path_factory.mktemp("processes")
+    arguments = {
+        "good": ("run", *QUICK, "--json"),
+        "SIGINT": ("run", *ENDLESS, "--out", "SIGINT"),
+        "SIGTERM": ("run", *ENDLESS, "--out", "SIGTERM"),
+    }
+    command, alone = (sys.executable, "-m", "offbeat"), os.environ | {"OMP_NUM_THREADS": "1"}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": place, "env": alone}
+    started = {name: subprocess.Popen([*command, *given], **piped) for name, given in arguments.items()}
+    waiting = {"SIGINT", "SIGTERM"}
+    try:
+        while waiting:
+            time.sleep(0.01)
+            ready = {name for name in waiting if (place / name / "checkpoint.safetensors").exists()}
+            ended = {name for name in waiting if started[name].poll() is not None}
+            for name in ready - ended:
+                started[name].send_signal(signal.Signals[name])
+            waiting -= ready | ended
+        return {name: (*process.communicate(), process.returncode) for name, process in started.items()}, place
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
+
+
+def test_in_a_pipe_there_is_the_result_and_nothing_else(processes):
+    out, err, code = processes[0]["good"]
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    assert json.loads(out)["commits"] == 4
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_process_with_130_and_the_run_goes_on(name, processes, result):
+    out, err, code = processes[0][name]
+    assert (code, out) == (130, "")
+    assert err == "offbeat: interrupted; what was committed is kept, `offbeat resume` goes on\n"
+    left = processes[1] / name
+    halted = json.loads((left / "result.json").read_text())
+    assert halted["ended"] == "interrupted"
+    assert halted["commits"] >= 1
+
+    limit = halted["samples"] + 2000
+    resumed = result("resume", left, "--until", f"samples={limit}")
+    assert resumed["commits"] > halted["commits"]
+    written = Experiment.of(config_of(left) | {"checkpoint_seconds": 60.0})
+    assert written.until == {"samples": limit}
+    straight = run_experiment(written)
+    assert {k: v for k, v in resumed.items() if k != "wall_seconds"} == {
+        k: v for k, v in straight.result.items() if k != "wall_seconds"
+    }
+    assert read_metrics(left) == straight.metrics
+    model = load_file(left / "model.safetensors")
+    assert all(torch.equal(model[name], value) for name, value in straight.model.items())
