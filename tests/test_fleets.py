@@ -150,7 +150,7 @@ def test_a_million_clients_are_light():
             {"mbit": -1.0, "clients": 2.5},
             ["fleet 'equal': clients = 2.5; it must be a whole", "fleet 'equal': mbit"],
         ),
-        ("lognormal", {"sigma": math.nan}, ["fleet 'lognormal': step_seconds: sigma = nan; it must be"]),
+        ("lognormal", {"sigma": math.nan}, ["fleet 'lognormal': sigma = nan; it must be a number"]),
         ("exponential", {"step_seconds": 0}, ["fleet 'exponential': step_seconds: mean = 0; it must be"]),
         (
             "straggling",

@@ -233,7 +233,7 @@ def test_rate_schedules() -> None:
         (-0.1, "client_lr = -0.1; a rate must be a positive number"),
         (float("nan"), "a rate must be a positive number"),
         ({"schedule": "stepp", "value": 1}, "did you mean 'step'"),
-        ({"schedule": "step", "value": 1, "art": [1]}, "does not take these options"),
+        ({"schedule": "step", "value": 1, "art": [1]}, "unknown option of client_lr: schedule 'step' 'art'"),
     ],
 )
 def test_bad_rates(given_rate: Any, sentence: str) -> None:

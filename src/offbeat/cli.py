@@ -28,6 +28,7 @@ from offbeat.papers.recipe import Settings
 from offbeat.runs import report
 from offbeat.runs.loop import Interrupted, Outcome
 from offbeat.runs.progress import Progress
+from offbeat.runs.store import read_tensors, strict
 from offbeat.tasks.data import DATA
 from offbeat.tasks.make import TASKS
 from offbeat.tasks.models import MODELS
@@ -56,32 +57,27 @@ Until = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
-def merge(config: Path | None, flags: dict[str, Any], sets: list[str], until: list[str]) -> Experiment:
-    """The file, then the flags, then each --set."""
-    table = toml.read(config) if config else {}
+def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> dict[str, Any]:
+    """A config's table with the flags and then each --set laid over it."""
     for name, given in flags.items():
         if given is None:
             continue
-        if name in ("method", "task", "fleet") and isinstance(table.get(name), dict):
-            table[name] = table[name] | {"name": given}
-        else:
-            table[name] = given
+        named = name in ("method", "task", "fleet") and isinstance(table.get(name), dict)
+        table[name] = table[name] | {"name": given} if named else given
     if until:
         table["until"] = dict(assignment("--until", text) for text in until)
     for text in sets:
         path, value = assignment("--set", text)
         place = table
         *parents, last = path.split(".")
-        for parent in parents:
+        for depth, parent in enumerate(parents):
             inner = place.get(parent, {})
-            if not isinstance(inner, dict):
-                inner = {"name": inner}
-            elif parent in ("method", "task", "fleet") and "name" not in inner:
-                inner = {"name": getattr(Experiment(), parent), **inner}
-            place[parent] = dict(inner)
+            if depth == 0 and parent in ("method", "task", "fleet") and parent not in place:
+                inner = getattr(Experiment(), parent)
+            place[parent] = dict(inner) if isinstance(inner, dict) else {"name": inner}
             place = place[parent]
         place[last] = value
-    return Experiment.of(table)
+    return table
 
 
 def assignment(flag: str, text: str) -> tuple[str, Any]:
@@ -93,13 +89,14 @@ def assignment(flag: str, text: str) -> tuple[str, Any]:
 
 def print_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
     if as_json:
-        print(json.dumps(outcome.result))
+        print(json.dumps(strict(outcome.result)))
         return
     result = outcome.result
+    target = next(iter(result["reached"]), None)
     report.show(
         f"{result['task']} on {result['fleet']}",
         report.COLUMNS,
-        report.comparison_rows({result["method"]: [result]}, None),
+        report.comparison_rows({result["method"]: [result]}, float(target) if target else None),
         console,
     )
     for kind, title in (("reached", "first reached"), ("reached_smoothed", "mean of 5 evaluations reached")):
@@ -129,7 +126,7 @@ def run(
     Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
-    experiment = merge(config, flags, sets or [], until or [])
+    experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], until or []))
     label = f"{build(experiment).method.name} seed {experiment.seed}"
     print_outcome(run_experiment(experiment, out, Progress(label, experiment.until)), as_json, out)
 
@@ -152,10 +149,8 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Feed a stored trace to the policy again; fails unless it says the same and the model has the same bits."""
-    from safetensors.torch import load_file
-
     outcome = replay_run(directory)
-    stored = load_file(directory / "model.safetensors")
+    stored, _ = read_tensors(directory / "model.safetensors")
     same = all(bool((stored[name] == value).all()) for name, value in outcome.model.items())
     if as_json:
         print(json.dumps({"same_commands": True, "same_bits": same, **outcome.result}))
@@ -177,7 +172,7 @@ def compare(
     ] = None,
     task: TaskName = None,
     fleet: FleetName = None,
-    seeds: Annotated[int, typer.Option(help="Seeds 0 .. SEEDS-1.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from the config's seed on.", min=1)] = 1,
     device: Device = None,
     until: Until = None,
     sets: Sets = None,
@@ -187,19 +182,20 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
-    table = toml.read(config) if config else {}
+    flags = {"task": task, "fleet": fleet, "device": device}
+    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [])
     labelled = table.pop("methods", {})
-    if not isinstance(labelled, dict):
+    if not isinstance(labelled, dict) or not all(isinstance(options, dict) for options in labelled.values()):
         raise ConfigError(["[methods] must hold one table per label, e.g. [methods.fedbuff]"])
+    if "method" in table:
+        raise ConfigError(["compare runs several methods; set options as methods.LABEL.option, not method.option"])
     chosen = methods or list(labelled)
     if not chosen:
         raise ConfigError(["nothing to compare; name methods, e.g. `offbeat compare fedbuff local-sgd`"])
-    flags = {"task": task, "fleet": fleet, "device": device}
-    common = merge_table(table, flags, sets or [], until or [])
+    common = Experiment.of(table)
     experiments = {label: replace(common, method={"name": label, **labelled.get(label, {})}) for label in chosen}
-    result = run_comparison(
-        experiments, range(seeds), out, lambda label, e: Progress(f"{label} seed {e.seed}", e.until)
-    )
+    numbers = range(common.seed, common.seed + seeds)
+    result = run_comparison(experiments, numbers, out, lambda label, e: Progress(f"{label} seed {e.seed}", e.until))
     picture, written = result.write(
         out, f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
     )
@@ -216,13 +212,6 @@ def compare(
         return
     report.show("comparison", report.COLUMNS, result.rows(), console)
     console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
-
-
-def merge_table(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> Experiment:
-    base = merge(None, flags, sets, until)
-    given = {name for name, value in flags.items() if value is not None} | ({"until"} if until else set())
-    given |= {text.split(".")[0].split("=")[0] for text in sets}
-    return replace(Experiment.of(table), **{name: getattr(base, name) for name in given})
 
 
 @app.command("list")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offbeat.errors import ConfigError
 from offbeat.experiment import Experiment, build, run
 from offbeat.runs import plots, report
 from offbeat.runs.loop import Outcome
@@ -40,8 +41,14 @@ def compare(
 ) -> Comparison:
     """Run every experiment with every seed. All are checked before the first one starts."""
     jobs = [(label, replace(e, seed=seed)) for label, e in experiments.items() for seed in seeds]
+    problems: dict[str, None] = {}
     for _, experiment in jobs:
-        build(experiment)
+        try:
+            build(experiment)
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise ConfigError(problems)
     outcomes: dict[str, list[Outcome]] = {label: [] for label in experiments}
     for label, experiment in jobs:
         where = None if out is None else Path(out) / f"{label}-seed{experiment.seed}"

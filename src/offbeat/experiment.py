@@ -5,6 +5,7 @@ result = run(Experiment(method={"name": "fedbuff"}, until={"accuracy": 0.9}))
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -60,9 +61,12 @@ class Experiment:
         """From a table (a TOML file); unknown keys are named."""
         known = [f.name for f in fields(Experiment)]
         problems = [unknown("key", name, known) for name in table if name not in known]
+        targets = table.get("targets", ())
+        if not isinstance(targets, list | tuple):
+            problems.append(f"targets = {targets!r}; it must be a list of accuracies, such as [0.8, 0.9]")
         if problems:
             raise ConfigError(problems)
-        return Experiment(**{**table, "targets": tuple(table.get("targets", ()))})
+        return Experiment(**{**table, "targets": tuple(targets)})
 
     def table(self) -> dict[str, Any]:
         """The resolved config, every default spelt out; objects of your own appear by name only."""
@@ -103,7 +107,7 @@ class Built:
         rule = self.method.what
         each = [engine.problem.samples.per_step(client) for client in range(self.task.clients)]
         down, up = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
-        return Account(self.task.clients, each, down, up)
+        return Account(self.task.clients, each, down, up, not self.method.when.overlaps)
 
     def clock(self) -> VirtualClock:
         rule = self.method.what
@@ -124,6 +128,8 @@ class Built:
 
 # ---- building -----------------------------------------------------------------------------------
 def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
+    if not isinstance(given, str | Mapping):
+        raise ConfigError([f"{kind} = {given!r}; it must be a name, or a table with a name"])
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
         raise ConfigError([f'{kind} has no name; write {kind} = "..." or [{kind}] with name = "..."'])
@@ -143,6 +149,8 @@ def build_method(given: Any) -> Method:
     when = options.pop("when", None)
     problems = option_problems(name, METHODS[name], options, ("when",))
     policy: Policy | None = None
+    if isinstance(when, str):
+        when = {"policy": when}
     if isinstance(when, Mapping):
         kind = when.get("policy")
         rest = {k: v for k, v in when.items() if k != "policy"}
@@ -160,11 +168,11 @@ def build_method(given: Any) -> Method:
 
 def build(experiment: Experiment) -> Built:
     """All objects of an experiment, or one error that names everything that is wrong with it."""
-    problems = limit_problems(experiment.until) + evaluate_problems(experiment.evaluate)
-    problems += [f"targets: {t} is not an accuracy between 0 and 1" for t in experiment.targets if not 0 < t <= 1]
-    for name, hint in (("seed", int), ("precision", Precision), ("mode", Mode), ("memory_gib", float | None)):
-        if not fits(getattr(experiment, name), hint):
-            problems.append(f"{name} = {getattr(experiment, name)!r}; it must be {spoken(hint)}")
+    problems = plain_problems(experiment)
+    ends = not problems and not all(name.startswith("accuracy") for name in experiment.until)
+    if not fits(experiment.seed, int) or experiment.seed < 0:
+        problems.append(f"seed = {experiment.seed!r}; it must be a whole number, 0 or more")
+        experiment = replace(experiment, seed=0)  # one bad seed should not be named three times
     made: dict[str, Any] = {}
 
     def attempt(kind: str, make: Any) -> None:
@@ -179,6 +187,8 @@ def build(experiment: Experiment) -> Built:
     task: Task | None = made.get("task")
     if task is not None:
         problems += task.problems()
+        if not problems and not ends and not task.has_accuracy:
+            problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
         attempt("fleet", lambda: make_fleet(experiment, task.clients))
         if "method" in made:
             problems += made["method"].when.problems(task.clients)
@@ -187,6 +197,23 @@ def build(experiment: Experiment) -> Built:
     if problems:
         raise ConfigError(problems)
     return Built(experiment, made["method"], made["task"], made["fleet"])
+
+
+def plain_problems(experiment: Experiment) -> list[str]:
+    """What is wrong with the values that stand for themselves."""
+    problems = []
+    for name, check in (("until", limit_problems), ("evaluate", evaluate_problems)):
+        table = getattr(experiment, name)
+        problems += check(table) if isinstance(table, Mapping) else [f"{name} = {table!r}; it must be a table"]
+    for target in experiment.targets:
+        if not fits(target, float) or not 0 < target <= 1:
+            problems.append(f"targets: {target!r} is not an accuracy between 0 and 1")
+    kinds = {"precision": Precision, "mode": Mode, "memory_gib": float | None, "checkpoint_seconds": float}
+    for name, hint in kinds.items():
+        value = getattr(experiment, name)
+        if not fits(value, hint) or (isinstance(value, int | float) and value <= 0):
+            problems.append(f"{name} = {value!r}; it must be {spoken(hint)}, and positive if it is a number")
+    return problems
 
 
 def make_task(experiment: Experiment) -> Task:
@@ -214,7 +241,9 @@ def make_fleet(experiment: Experiment, clients: int) -> Fleet:
 
 def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
     found = option_problems("evaluate", Evaluate, table)
-    found += [f"evaluate.{k} = {v}; it must be positive" for k, v in table.items() if fits(v, float) and v <= 0]
+    for name, value in table.items():
+        if fits(value, float) and not 0 < value < math.inf:
+            found.append(f"evaluate.{name} = {value}; it must be positive and finite")
     if not table:
         found.append("evaluate is empty; give every_commits or every_seconds")
     return found
@@ -226,7 +255,7 @@ def run(experiment: Experiment, out: str | Path | None = None, progress: Progres
     built = build(experiment)
     store = None
     if out is not None:
-        store = Store(Path(out))
+        store = Store(Path(out)).clear()
         store.config(experiment.toml())
     engine = built.engine()
     return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), store, progress)
@@ -249,12 +278,13 @@ def resume(
     if until:
         experiment = replace(experiment, until=dict(until))
     built = build(experiment)
-    metrics = [row for row in read_metrics(path) if row["commit"] <= facts["version"]]
-    recorded = read_trace(path)
+    known = (row for row in read_metrics(path, facts) if row["commit"] <= facts["version"])
+    metrics = [row for row in known if row["commit"] != facts["closing"]]
+    recorded = read_trace(path, facts)
     engine, horizon = built.engine(), built.horizon(built.clock())
     account = built.account(engine)
     engine.restore(held, facts)
-    store = Store(path)
+    store = Store(path, facts["generation"] + 1)
     store.config(experiment.toml())
     return go(experiment, built, engine, horizon, account, store, progress, (metrics, recorded))
 

@@ -43,13 +43,15 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in get_args(hint)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is no number
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is type(None):
         return value is None
     if hint in (bool, str):
         return isinstance(value, hint)
+    if origin is Callable:
+        return callable(value)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping)
     if origin in (list, tuple):
@@ -72,4 +74,6 @@ def spoken(hint: Any) -> str:
         return "one of " + ", ".join(repr(v) for v in get_args(hint))
     if get_origin(hint) in (list, tuple):
         return "a list"
+    if get_origin(hint) is Callable:
+        return "a function"
     return "a table" if get_origin(hint) is not None else getattr(hint, "__name__", str(hint))

@@ -1,9 +1,11 @@
-"""Reading and writing the little TOML that configs need."""
+"""Reading and writing the little TOML that configs need. TOML has no null: "none" stands for it, both ways."""
 
 from __future__ import annotations
 
 import json
 import math
+import numbers
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +21,12 @@ else:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        table: dict[str, Any] = nones(tomllib.loads(path.read_text(encoding="utf-8")))
+        return table
     except OSError as error:
         raise ConfigError([f"cannot read the config {path}: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path} is not a text in UTF-8, as TOML must be"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from None
 
@@ -29,17 +34,26 @@ def read(path: Path) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     """A value as TOML would read it, or the text itself.
 
-    >>> [parse_value(v) for v in ("3", "0.5", "true", "[1, 2]", "fedbuff")]
-    [3, 0.5, True, [1, 2], 'fedbuff']
+    >>> [parse_value(v) for v in ("3", "0.5", "true", "[1, 2]", "fedbuff", "none")]
+    [3, 0.5, True, [1, 2], 'fedbuff', None]
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return nones(tomllib.loads(f"value = {text}")["value"])
     except tomllib.TOMLDecodeError:
-        return text
+        return nones(text)
+
+
+def nones(value: Any) -> Any:
+    """The same with every "none" as None."""
+    if isinstance(value, dict):
+        return {k: nones(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [nones(v) for v in value]
+    return None if value == "none" else value
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """A table as TOML; None is left out.
+    """A table as TOML.
 
     >>> print(write({"seed": 1, "method": {"name": "asysg", "server_lr": 0.1}}), end="")
     seed = 1
@@ -48,17 +62,19 @@ def write(table: Mapping[str, Any]) -> str:
     name = "asysg"
     server_lr = 0.1
     """
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
-    lines = [f"{key(k)} = {value(v)}" for k, v in plain.items()]
+    lines = [f"{key(k)} = {value(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
     for name, inner in table.items():
         if isinstance(inner, Mapping):
-            flat = {k: v for k, v in inner.items() if v is not None}
-            lines += ["", f"[{key(name)}]", *(f"{key(k)} = {value(v)}" for k, v in flat.items())]
+            lines += ["", f"[{key(name)}]", *(f"{key(k)} = {value(v)}" for k, v in inner.items())]
     return "\n".join(lines) + "\n"
 
 
 def key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def value(given: Any) -> str:
@@ -66,12 +82,16 @@ def value(given: Any) -> str:
         return "true" if given else "false"
     if isinstance(given, float) and not math.isfinite(given):
         return "nan" if math.isnan(given) else ("inf" if given > 0 else "-inf")
-    if isinstance(given, int | float):
-        return repr(given)
+    if isinstance(given, numbers.Integral):
+        return repr(int(given))
+    if isinstance(given, numbers.Real):
+        return repr(float(given))
+    if given is None:
+        return '"none"'
     if isinstance(given, str):
-        return json.dumps(given)
+        return quoted(given)
     if isinstance(given, Mapping):
-        return "{" + ", ".join(f"{key(k)} = {value(v)}" for k, v in given.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{key(k)} = {value(v)}" for k, v in given.items()) + "}"
     if isinstance(given, list | tuple):
         return "[" + ", ".join(value(v) for v in given) + "]"
     raise ConfigError([f"{given!r} ({type(given).__name__}) cannot be written into a config file"])

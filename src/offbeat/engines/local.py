@@ -56,8 +56,10 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError([f"device = '{name}'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"]) from None
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError([f"device = '{name}'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"])
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError([f"device = '{name}', but no CUDA device is there; use --device cpu"])
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -93,6 +95,7 @@ class LocalEngine:
         self.versions: dict[int, State] = {0: self.broadcast()}
         self.results: dict[JobName, Result] = {}
         self.limit = self.wave_limit()
+        self.batched = False  # a wave has worked, so the model can be batched
         self.test = tuple(t.to(self.device) for t in self.task.evaluation(dtype))
         captured = self.graphs and self.device.type == "cuda"
         self.advance: Any = GraphAdvance() if captured else numerics.advance
@@ -151,9 +154,11 @@ class LocalEngine:
         if self.mode == "twin":
             return numerics.twin(self.problem, starts, jobs)
         try:
-            return numerics.wave(self.problem, starts, jobs, self.advance)
+            outcome = numerics.wave(self.problem, starts, jobs, self.advance)
+            self.batched = True
+            return outcome
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or self.waves:
+            if isinstance(error, torch.OutOfMemoryError) or self.batched:
                 raise
             reason = str(error).strip().splitlines()[0]
             self.note(f"this model cannot be batched over clients, so jobs run one after another: {reason}")
@@ -236,14 +241,23 @@ class LocalEngine:
             "version": self.version,
             "waves": self.waves,
             "jobs_computed": self.jobs_computed,
+            "mode": self.mode,
+            "limit": self.limit,
+            "notes": self.notes,
             "results": [[*r.begun, r.bad] for r in self.results.values()],
         }
         return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
 
     def restore(self, held: dict[str, Tensor], facts: dict[str, Any]) -> None:
         moved = {name: t.to(self.device) for name, t in held.items()}
+        server = {name.split("/", 1)[1]: t for name, t in moved.items() if name.startswith("server/")}
+        shapes = [{name: t.shape for name, t in state.items()} for state in (server, self.server)]
+        if shapes[0] != shapes[1]:
+            raise OffbeatError(f"the checkpoint holds {shapes[0]}, this method and model need {shapes[1]}")
+        self.server = server
         self.version, self.waves, self.jobs_computed = facts["version"], facts["waves"], facts["jobs_computed"]
-        self.server = {name.split("/", 1)[1]: t for name, t in moved.items() if name.startswith("server/")}
+        self.mode, self.notes = facts["mode"], facts["notes"]
+        self.limit = min(self.limit, facts["limit"]) if self.memory_gib is None else self.limit
         self.versions, self.results = {}, {}
         for name, t in moved.items():
             kind, *where = name.split("/")

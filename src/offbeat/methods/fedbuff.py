@@ -32,7 +32,7 @@ def fedbuff(
 
     Theorem 1 has beta = 1/K and constant weights; Nguyen et al. use s(k) = (1 + k)^-1/2 ("polynomial").
     """
-    optimiser = server.server_optimiser(1 / buffer_size if beta is None else beta, server_optimiser)
+    optimiser = server.server_optimiser(beta or 1 / max(buffer_size, 1), server_optimiser)
     s = law(staleness)
 
     def commit(w: State, updates: Update, cohort: Cohort) -> State:

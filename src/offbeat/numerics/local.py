@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import Job, Local, State, Update
 from offbeat.numerics.rates import Rate, rate
+from offbeat.options import fits
 
 OPTIONS = ("clip", "momentum", "weight_decay")
 
@@ -75,8 +77,11 @@ def gradient() -> Local:
 def checked(options: dict[str, float], proximal: float) -> tuple[float, float, float | None]:
     """The three options, or a sentence on each that makes no step."""
     found = [unknown("client option", name, OPTIONS) for name in options if name not in OPTIONS]
-    values = options | {"proximal": proximal}
-    found += [f"{name} = {value}; it must not be negative" for name, value in values.items() if value < 0]
+    for name, value in (options | {"proximal": proximal}).items():
+        if not fits(value, float) or not 0 <= value < math.inf:
+            found.append(f"{name} = {value!r}; it must be a number that is not negative")
+    if found:
+        raise ConfigError(found)
     if options.get("clip") == 0:
         found.append("clip = 0 would stop every step; give a positive norm or leave it out")
     if options.get("momentum", 0.0) >= 1:

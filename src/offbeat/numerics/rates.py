@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from offbeat.errors import ConfigError, unknown
+from offbeat.options import option_problems
 
 Rate: TypeAlias = float | Mapping[str, Any] | Callable[[int], float]
 
@@ -46,10 +47,10 @@ def rate(given: Rate, name: str = "client_lr") -> Callable[[int], float]:
         kind = options.pop("schedule", "constant")
         if kind not in SCHEDULES:
             raise ConfigError([unknown("rate schedule", str(kind), SCHEDULES)])
-        try:
-            made = SCHEDULES[kind](**options)
-        except TypeError as error:
-            raise ConfigError([f"{name}: the schedule '{kind}' does not take these options ({error})"]) from None
+        problems = option_problems(f"{name}: schedule '{kind}'", SCHEDULES[kind], options)
+        if problems:
+            raise ConfigError(problems)
+        made = SCHEDULES[kind](**options)
     else:
         made = given if callable(given) else constant(float(given))
     if not (math.isfinite(made(0)) and made(0) > 0):

@@ -15,6 +15,7 @@ from torch import Tensor
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import State
 from offbeat.numerics.rates import Rate, rate
+from offbeat.options import option_problems
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,14 @@ OPTIMISERS: dict[str, Callable[..., ServerOptimiser]] = {"sgd": sgd, "adam": ada
 
 def server_optimiser(lr: Rate, spec: str | Mapping[str, Any] = "sgd") -> ServerOptimiser:
     """From a name, or a table such as `{name = "sgd", momentum = 0.9}`."""
-    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name", "sgd")
     if name not in OPTIMISERS:
         raise ConfigError([unknown("server optimiser", str(name), OPTIMISERS)])
-    try:
-        return OPTIMISERS[name](lr, **options)
-    except TypeError as error:
-        raise ConfigError([f"server_optimiser: '{name}' does not take these options ({error})"]) from None
+    problems = option_problems(f"server optimiser '{name}'", OPTIMISERS[name], options, ("lr",))
+    for decay in ("momentum", "beta1", "beta2"):
+        if not problems and not 0 <= options.get(decay, 0) < 1:
+            problems.append(f"server optimiser '{name}': {decay} = {options[decay]}; it must lie in [0, 1)")
+    if problems:
+        raise ConfigError(problems)
+    return OPTIMISERS[name](lr, **options)

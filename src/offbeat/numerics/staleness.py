@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import ConfigError, unknown
+from offbeat.options import option_problems
 
 
 def constant() -> Callable[[Tensor], Tensor]:
@@ -43,7 +44,7 @@ def staleness(spec: str | Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     name = options.pop("law", "constant")
     if name not in LAWS:
         raise ConfigError([unknown("staleness law", str(name), LAWS)])
-    try:
-        return LAWS[name](**options)
-    except TypeError as error:
-        raise ConfigError([f"staleness: '{name}' does not take these options ({error})"]) from None
+    problems = option_problems(f"staleness '{name}'", LAWS[name], options)
+    if problems:
+        raise ConfigError(problems)
+    return LAWS[name](**options)

@@ -6,6 +6,7 @@ gradients are taken with respect to the flat matrix itself (the sum of the clien
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -48,10 +49,10 @@ class FlatModel:
         problems = refusals(module)
         if problems:
             raise ConfigError(problems)
-        self.module = module.to(dtype)
+        self.module = copy.deepcopy(module).to(dtype)  # the caller's own stays as it is
         self.loss = loss
         self.dtype = dtype
-        parameters = dict(module.named_parameters())
+        parameters = dict(self.module.named_parameters())
         self.names = list(parameters)
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [math.prod(shape) for shape in self.shapes]

@@ -169,9 +169,9 @@ def bytes_per_job(problem: Problem) -> int:
         outputs += sum(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
-    model.module(samples.x[:1])
+    model.module(samples.x[:2])
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1
-    activations = samples.width * (outputs * (3 + unfolded) + samples.x[0].numel())
+    activations = samples.width * (outputs / 2 * (3 + unfolded) + samples.x[0].numel())
     return int(samples.x.element_size() * (activations + 8 * model.dimension))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+from offbeat.errors import ConfigError
 from offbeat.fleets.make import build
 from offbeat.keys import generator
 from offbeat.method import Policy
@@ -21,6 +22,8 @@ UNTIL = 12.0
 
 def fig1(settings: Settings) -> Made:
     """Figure 1: n = 5 clients, Q = 3 local steps, K = 2 in the buffer, beside synchronous rounds of 60 %."""
+    if settings.only or settings.n:
+        raise ConfigError(["fedbuff-fig1 draws one schedule; it takes neither --only nor --n"])
     fleet = build("custom", CLIENTS, seed=0, step_seconds={"law": "uniform", "low": 0.3, "high": 1.0}, latency=0.3)
     durations = fleet.durations(0, 0, 0)
     policies: dict[str, Policy] = {
@@ -37,7 +40,6 @@ def fig1(settings: Settings) -> Made:
         updates = sum(isinstance(record, Arrived) for _, record in trace)
         rows.append([title, str(commits), str(updates)])
         made.figures.append({"schedule": title, "commits": commits, "updates": updates, "virtual_seconds": UNTIL})
-    settings.out.mkdir(parents=True, exist_ok=True)
     columns = ("schedule", f"commits in {UNTIL:.0f} s", "updates")
     made.tables.append(TableMade("FedBuff Figure 1: the same five clients, two schedules", columns, rows))
     made.files.append(plots.timeline(panels, settings.out / "fig1.png", UNTIL, CLIENTS))

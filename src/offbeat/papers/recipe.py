@@ -27,6 +27,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise ConfigError([f"--scale {self.scale}; it is one of {', '.join(SCALES)}"])
+        for place in (self.out, *self.out.parents):
+            if place.exists() and not place.is_dir():
+                raise ConfigError([f"--out {self.out}: {place} is a file; give a directory"])
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """Those of the names that --only lets through; an entry of --only that fits nothing is refused."""

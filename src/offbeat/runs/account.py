@@ -18,6 +18,7 @@ class Account:
     samples_per_step: list[int]
     down_bytes: float  # one broadcast state
     up_bytes: float  # one update
+    pulls: bool = False  # clients fetch offers one by one instead of getting every broadcast
     time: float = 0.0
     commits: int = 0
     client_steps: int = 0
@@ -48,6 +49,7 @@ class Account:
         kind = type(record)
         if kind is Begun:
             self.jobs_started += 1
+            self.bytes_down += self.down_bytes if self.offers and self.pulls else 0.0
             self.working[record.client] = (now, record)
         elif kind is Finished:
             since, begun = self.working.pop(record.client)
@@ -61,7 +63,7 @@ class Account:
             self.bytes_down += self.down_bytes
         elif kind is Offer:
             self.offers = True
-            self.bytes_down += self.down_bytes * (self.clients - len(self.away))
+            self.bytes_down += 0.0 if self.pulls else self.down_bytes * (self.clients - len(self.away))
         elif kind is Overwritten:
             self.jobs_dead += 1
             if record.client in self.working and self.working[record.client][1].job == record.job:
@@ -71,7 +73,7 @@ class Account:
             self.away[record.client] = now
         elif kind is Joined:
             self.away_seconds += now - self.away.pop(record.client, 0.0)
-            self.bytes_down += self.down_bytes if self.offers else 0.0
+            self.bytes_down += self.down_bytes if self.offers and not self.pulls else 0.0
 
     def idle_share(self) -> float:
         """The share of the clients' time (while they are there) in which they do not compute."""

@@ -6,8 +6,11 @@ Evaluation only looks: it changes neither schedule, nor waves, nor draws.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,27 +101,32 @@ def go(
     progress: Progress | None,
     history: History | None = None,
 ) -> Outcome:
-    """Run to the end, whatever it is, and leave the directory readable in every case."""
+    """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
     loop = Loop(config, engine, account, store, progress)
     began = time.perf_counter()
     failure: OffbeatError | None = None
     try:
-        if history is not None:
-            loop.skip(horizon, engine.version, history)
-        ended = loop.run(horizon)
+        with loop.listening():
+            if history is not None:
+                loop.skip(horizon, engine.version, history)
+            elif store is not None:
+                loop.save()
+            ended = loop.run(horizon)
     except BadNumbers as error:
         ended, failure = f"stopped: {error}", error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         ended, failure = "interrupted", Interrupted("interrupted; what was committed is kept, `offbeat resume` goes on")
-    if loop.progress:
-        loop.progress.close()
-    wall = time.perf_counter() - began
-    result = loop.result(parts, ended, wall)
+        if not loop.settled:  # in the midst of a step: the directory stays as the last checkpoint left it
+            raise failure from None
+    finally:
+        if progress is not None:
+            progress.close()
+    result = loop.result(parts, ended, time.perf_counter() - began)
     model = {n: p.contiguous().clone().cpu() for n, p in engine.problem.model.views(engine.server["model"]).items()}
     if store is not None:
-        store.checkpoint(*engine.state())
         counts = account.participation
         store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
+        loop.save(whole=True)
     if failure is not None:
         raise failure
     return Outcome(result, loop.metrics, model)
@@ -138,59 +146,97 @@ class Loop:
         self.evaluate = Evaluate(**config.evaluate)  # type: ignore[arg-type]
         self.metrics: list[dict[str, Any]] = []
         self.saved = time.perf_counter()
+        self.closing: int | None = None  # the commit of a last look that was not due
+        self.settled = False  # between two commits: account, metrics and engine agree
+        self.stop = False  # somebody asked for an end
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """A first interrupt ends the run after the commit in hand, a second at once."""
+
+        def ask(*_: Any) -> None:
+            if self.stop:
+                raise KeyboardInterrupt
+            self.stop = True
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def skip(self, horizon: Horizon, version: int, history: History) -> None:
         """Run the schedule, without numerics, up to the checkpoint; it must be the schedule that was recorded."""
         metrics, recorded = history
         place = 0
-        if version == 0:
-            return
-        for step in horizon:
+        for job in self.engine.results if version == 0 else ():
+            horizon.computed(job)
+        while self.account.commits < version:
+            step = next(horizon, None)
+            if step is None:
+                raise OffbeatError(f"this run has made {version} commits, beyond the limit given; give a further one")
             staleness = [self.account.commits - v for v in horizon.skipped(step.commit)]
-            known = recorded[place : place + len(step.rows)]
-            problem = difference(step.rows[: len(known)], known)
+            problem = difference(step.rows, recorded[place : place + len(step.rows)])
             if problem:
                 raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
             place += len(step.rows)
             self.note(step.rows, step.commit.jobs, staleness)
-            if self.account.commits == version:
-                break
+            if self.stop:
+                raise Interrupted
         for job in self.engine.results:
             horizon.computed(job)
-        for row in metrics:
-            self.metrics.append(row)
-            if self.store is not None:
-                self.store.metrics.append(row)
+        self.metrics += metrics
+        if self.store is not None:
+            self.store.metrics += metrics
 
     def run(self, horizon: Horizon) -> str:
         if not self.metrics:
             self.look()
-        reason = stop_reason(self.config.until, self.metrics)
-        if reason:
-            return reason
-        for done in self.engine.commits(horizon):
+        reason = self.reached()
+        commits = self.engine.commits(horizon)
+        while reason is None:
+            self.settled = False
+            done = next(commits, None)
+            if done is None:
+                break
             reason = self.take(done)
-            if reason:
-                return reason
         if self.metrics[-1]["commit"] != self.account.commits:
             self.look()
-        return stop_reason(self.config.until, self.metrics) or self.limit_reached(horizon)
+            self.closing = self.account.commits
+        self.settled = True
+        return reason or self.reached() or self.limit_reached(horizon)
 
     def take(self, done: Done) -> str | None:
         before = self.account.time
         self.note(done.step.rows, done.step.commit.jobs, done.staleness)
-        over = self.account.samples >= self.config.until.get("samples", math.inf)
-        if over or self.evaluate.due(done.version, before, done.step.time):
+        if self.evaluate.due(done.version, before, done.step.time):
             self.look()
-            reason = stop_reason(self.config.until, self.metrics)
-            if reason or over:
-                return reason or f"samples {self.account.samples} >= {self.config.until['samples']}"
+        self.settled = True
         if self.progress is not None:
             self.progress.show(self.account, self.metrics[-1])
+        if self.stop:
+            raise Interrupted
         if self.store is not None and time.perf_counter() - self.saved > self.config.checkpoint_seconds:
-            self.store.checkpoint(*self.engine.state())
-            self.saved = time.perf_counter()
-        return None
+            self.save()
+        return self.reached()
+
+    def save(self, whole: bool = False) -> None:
+        """Write a checkpoint."""
+        assert self.store is not None
+        held, facts = self.engine.state()
+        self.store.checkpoint(held, facts | {"closing": self.closing}, whole)
+        self.saved = time.perf_counter()
+
+    def reached(self) -> str | None:
+        """The limit on accuracy, loss or samples that is reached, or None."""
+        if self.account.samples >= self.config.until.get("samples", math.inf):
+            return f"samples {self.account.samples} >= {self.config.until['samples']}"
+        looked = self.metrics[-1]["commit"] == self.account.commits
+        return stop_reason(self.config.until, self.metrics) if looked else None
 
     def note(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         self.account.take(rows, jobs, staleness)

@@ -23,15 +23,16 @@ class Progress:
         self.began = time.perf_counter()
         self.shown = 0.0
         self.live: Live | None = None
-        if sys.stderr.isatty():
-            self.live = Live(Text(label), console=Console(stderr=True), transient=True, auto_refresh=False)
-            self.live.start()
+        self.wanted = sys.stderr.isatty()
 
     def show(self, account: Account, row: Mapping[str, Any]) -> None:
         now = time.perf_counter()
-        if self.live is None or now - self.shown < 0.2:
+        if not self.wanted or now - self.shown < 0.2:
             return
         self.shown = now
+        if self.live is None:
+            self.live = Live(Text(""), console=Console(stderr=True), transient=True, auto_refresh=False)
+            self.live.start()
         line = Text(self.line(account, row, now - self.began), no_wrap=True, overflow="ellipsis")
         self.live.update(line, refresh=True)
 

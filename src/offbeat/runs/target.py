@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from offbeat.errors import unknown
+from offbeat.options import fits
 
 LIMITS = ("accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples")
 SMOOTH = 5  # evaluations in the running mean of the smoothed crossing
@@ -17,7 +19,9 @@ def limit_problems(until: Mapping[str, Any]) -> list[str]:
     found = [f"until: {unknown('limit', name, LIMITS)}" for name in until if name not in LIMITS]
     for name in set(until) & set(LIMITS):
         value = until[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not fits(value, float) or math.isinf(value):
+            found.append(f"until.{name} = {value!r}; it must be a {'' if name == 'loss' else 'positive '}number")
+        elif name != "loss" and value <= 0:
             found.append(f"until.{name} = {value!r}; it must be a positive number")
         elif name.startswith("accuracy") and value > 1:
             found.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")

@@ -53,14 +53,16 @@ class Horizon:
         self.closed = False
 
     def __iter__(self) -> Iterator[Step]:
-        while True:
-            while not self.closed and (self.queued < self.ahead or not self.steps):
-                self.look()
-            if not self.steps:
-                return
-            step = self.steps.popleft()
-            self.queued -= len(step.commit.jobs)
-            yield step
+        return self
+
+    def __next__(self) -> Step:
+        while not self.closed and (self.queued < self.ahead or not self.steps):
+            self.look()
+        if not self.steps:
+            raise StopIteration
+        step = self.steps.popleft()
+        self.queued -= len(step.commit.jobs)
+        return step
 
     def look(self) -> None:
         """Read rows up to the next commit."""

@@ -78,8 +78,9 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     """The task of that name, or every problem with its options at once."""
     make = TASKS[name]
     problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
-    if options.get("clients", 1) < 1:
-        problems.append(f"task '{name}': clients = {options['clients']}; a task needs at least 1")
+    for count in ("clients", "dimension", "samples"):
+        if not problems and options.get(count, 1) < 1:
+            problems.append(f"task '{name}': {count} = {options[count]}; it must be at least 1")
     if problems:
         raise ConfigError(problems)
     if make is classification:

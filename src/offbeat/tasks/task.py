@@ -40,11 +40,24 @@ class Task:
             found.append(f"batch_size = {self.batch_size}; give at least 1, or None for the whole shard")
         if self.sampling not in ("replacement", "shuffle"):
             found.append(f"sampling = '{self.sampling}'; it is 'replacement' or 'shuffle'")
-        found += shard_problems(self.shards, len(tensors(self.data)[0]))
+        trainable = not found
         for kind, data in (("training", self.data), ("test", self.test)):
-            if data is not None and not refusals(self.model):
-                found += data_problems(kind, *tensors(data), self.model)
+            if kind == "test" and data is None:
+                continue
+            try:
+                x, y = tensors(data)
+            except (TypeError, ValueError, RuntimeError) as error:
+                found.append(f"the {kind} data must be a pair (x, y) of tensors or a Dataset of such pairs ({error})")
+                continue
+            found += shard_problems(self.shards, len(x)) if kind == "training" else []
+            found += data_problems(kind, x, y, self.model) if trainable else []
         return found
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether outputs are one score per class and targets are classes."""
+        x, y = tensors(self.data)
+        return not y.is_floating_point() and y.dim() == 1 and scores(self.model, x) is not None
 
     @property
     def clients(self) -> int:
@@ -83,7 +96,9 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
         found.append("shards is empty; a task needs at least one client")
     for client, shard in enumerate(shards):
         index = np.asarray(shard)
-        if index.size == 0:
+        if index.size and not np.issubdtype(index.dtype, np.integer):
+            found.append(f"client {client} has samples {shard!r:.60}; samples are row numbers, whole and from 0 on")
+        elif index.size == 0:
             found.append(f"client {client} has an empty shard; give it samples or leave it out")
         elif index.min() < 0 or index.max() >= rows:
             found.append(
@@ -104,16 +119,26 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
         if values.is_floating_point() and not bool(values.isfinite().all()):
             first = int((~values.reshape(len(values), -1).isfinite()).any(dim=1).nonzero()[0])
             found.append(f"the {kind} {name} hold NaN or infinity, first in row {first}; clean the data")
-    if not y.is_floating_point() and y.dim() == 1:
-        parameter = next(model.parameters())
-        with torch.no_grad():
-            out = model(x[:1].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:1])
-        if out.dim() == 2 and out.shape[1] > 1 and (int(y.min()) < 0 or int(y.max()) >= out.shape[1]):
-            found.append(
-                f"the {kind} labels run from {int(y.min())} to {int(y.max())}; the model has {out.shape[1]} outputs, "
-                f"so they must be 0..{out.shape[1] - 1}"
-            )
+    try:
+        classes = scores(model, x)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shape = tuple(x.shape[1:])
+        return [*found, f"the model does not take the {kind} inputs, of shape {shape} and type {x.dtype}: {error}"]
+    labels = not y.is_floating_point() and y.dim() == 1
+    if labels and classes is not None and (int(y.min()) < 0 or int(y.max()) >= classes):
+        found.append(
+            f"the {kind} labels run from {int(y.min())} to {int(y.max())}; the model has {classes} outputs, "
+            f"so they must be 0..{classes - 1}"
+        )
     return found
+
+
+@torch.no_grad()
+def scores(model: nn.Module, x: Tensor) -> int | None:
+    """How many scores the model gives a sample; None if its outputs are no rows of several."""
+    parameter = next(model.parameters())
+    out = model(x[:2].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:2].to(parameter.device))
+    return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
 
 
 def require(task: Task) -> Task:
