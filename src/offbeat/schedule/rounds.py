@@ -64,6 +64,7 @@ class RoundsConductor:
     rng: random.Random
     version: int = 0
     present: set[int] = field(default_factory=set)
+    pool: list[int] | None = None  # the present in order; None when somebody has come or gone
     drawn: Counter[int] = field(default_factory=Counter)  # client -> how often it was drawn this round
     waiting: set[int] = field(default_factory=set)  # drawn and not yet arrived
     got: list[JobName] = field(default_factory=list)
@@ -81,6 +82,7 @@ class RoundsConductor:
 
     def left(self, now: float, event: Left) -> list[Command]:
         self.present.discard(event.client)
+        self.pool = None
         self.waiting.discard(event.client)
         if not self.waiting and self.got:
             return self.close_round(now)
@@ -88,6 +90,7 @@ class RoundsConductor:
 
     def joined(self, now: float, event: Joined) -> list[Command]:
         self.present.add(event.client)
+        self.pool = None
         return self.open_round(now) if not self.drawn else []
 
     def woke(self, now: float, event: Woke) -> list[Command]:
@@ -104,7 +107,7 @@ class RoundsConductor:
         self.drawn.clear()
         self.waiting.clear()
         self.got, self.overdue = [], False
-        pool = sorted(self.present)
+        pool = self.pool = sorted(self.present) if self.pool is None else self.pool
         if not pool:
             return []
         if self.policy.size is None:
