@@ -75,9 +75,11 @@ def test_a_model_that_cannot_be_batched_runs_one_by_one_and_says_why() -> None:
 
 
 def test_nan_stops_the_run_and_keeps_what_was_committed() -> None:
-    x = torch.randn(12, 3)
-    x[4] = 1e38  # finite, but the loss will not be
-    task = small_task(nn.Linear(3, 2), x)
+    x = torch.linspace(-1.0, 1.0, 36).reshape(12, 3)
+    x[3:6] = 3e38  # client 1's data: finite, but its outputs will not be
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, 10.0)
+    task = small_task(model, x)
     made = build_method({"name": "local-sgd", "n": 1, "local_steps": 4, "client_lr": 1.0})
     engine = LocalEngine(made, task, 0, torch.device("cpu"))
     clock = VirtualClock(made.when, times(4), generator(0, "policy"))
