@@ -298,7 +298,7 @@ each_method = pytest.mark.parametrize("name", METHODS)
 
 
 def test_a_composition_no_paper_covers_is_refused():
-    sampled = FEDBUFF | {"when": {"policy": "sampled", "size": 2, "steps": 2}}
+    sampled = {"name": "fedbuff", "when": {"policy": "sampled", "size": 2, "steps": 2}}
     found = problems(experiment(method=sampled))
     assert len(found) == 1
     assert "fedbuff is defined for the policy 'buffer', not for 'sampled'" in found[0]

@@ -76,7 +76,7 @@ def test_toml_takes_any_text(table: dict[str, Any], tmp_path: Path) -> None:
         {"method": FEDBUFF | {"buffer_size": 0}},
         {"method": FEDBUFF | {"client_lr": "abc"}},
         {"method": FEDBUFF | {"client_lr": True}},
-        {"method": FEDBUFF | {"when": "sampled"}},
+        {"method": {"name": "fedbuff", "when": "sampled"}},
         {"method": FEDBUFF | {"client_lr": {"schedule": "step", "value": "x", "at": [1]}}},
         {"method": FEDBUFF | {"client_options": {"clip": "x"}}},
         {"method": FEDBUFF | {"client_options": {"clip": NAN}}},

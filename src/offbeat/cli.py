@@ -17,7 +17,7 @@ from offbeat import toml
 from offbeat.compare import compare as run_comparison
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, unknown
-from offbeat.experiment import Experiment, build
+from offbeat.experiment import Experiment
 from offbeat.experiment import replay as replay_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
@@ -127,7 +127,7 @@ def run(
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], until or []))
-    label = f"{build(experiment).method.name} seed {experiment.seed}"
+    label = f"{experiment.method} seed {experiment.seed}"
     print_outcome(run_experiment(experiment, out, Progress(label, experiment.until)), as_json, out)
 
 
@@ -200,18 +200,13 @@ def compare(
         out, f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
     )
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "picture": str(picture),
-                    "table": str(written),
-                    "runs": {k: [o.result for o in v] for k, v in result.outcomes.items()},
-                }
-            )
-        )
-        return
-    report.show("comparison", report.COLUMNS, result.rows(), console)
-    console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
+        runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
+        print(json.dumps({"picture": str(picture), "table": str(written), "runs": runs}))
+    else:
+        report.show("comparison", report.COLUMNS, result.rows(), console)
+        console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
+    if result.broken():
+        raise BadNumbers("\n".join(result.broken()))
 
 
 @app.command("list")

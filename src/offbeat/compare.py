@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
 from offbeat.experiment import Experiment, build, run
 from offbeat.runs import plots, report
@@ -23,6 +24,11 @@ class Comparison:
 
     def rows(self) -> list[list[str]]:
         return report.comparison_rows({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+
+    def broken(self) -> list[str]:
+        """A sentence for each run that stopped on bad numbers."""
+        ends = [(label, o.result) for label, outcomes in self.outcomes.items() for o in outcomes]
+        return [f"{label}, seed {r['seed']} {r['ended']}" for label, r in ends if r["ended"].startswith("stopped")]
 
     def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
@@ -53,7 +59,10 @@ def compare(
     for label, experiment in jobs:
         where = None if out is None else Path(out) / f"{label}-seed{experiment.seed}"
         shown = progress(label, experiment) if progress else None
-        outcomes[label].append(run(experiment, where, shown))
+        try:
+            outcomes[label].append(run(experiment, where, shown))
+        except BadNumbers as error:  # one method that diverges does not end the comparison
+            outcomes[label].append(error.outcome)
     targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
     targets += [e.targets[0] for e in experiments.values() if e.targets]
     return Comparison(outcomes, targets[0] if targets else None)

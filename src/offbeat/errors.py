@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class OffbeatError(Exception):
     """Bad input or a run that cannot go on. The message is meant to be read by the user."""
+
+    outcome: Any = None  # what a run that broke off had come to
 
 
 class ConfigError(OffbeatError):

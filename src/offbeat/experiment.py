@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ from offbeat.tasks.make import DEFAULTS, TASKS, build_task
 from offbeat.tasks.task import Task
 
 POLICIES: dict[str, Any] = {"buffer": Buffer, "rounds": Rounds, "sampled": Sampled}
+SCHEDULE_OPTIONS = {
+    "n",
+    "buffer_size",
+    "local_steps",
+    "concurrency",
+    "overlap",
+    "replacement",
+    "over_selection",
+    "deadline",
+}
 AHEAD = 4  # the schedule runs ahead by the updates of so many clients' jobs each
 
 
@@ -79,8 +89,11 @@ class Experiment:
                 plain[kind] = {"name": given.name, "custom": True}
                 continue
             name, options = split_name(kind, given)
-            own = DEFAULTS.get(name, {}) if kind == "task" else {}
-            plain[kind] = {"name": name, **defaults(table[name], fixed[kind]), **own, **options}
+            own = defaults(table[name], fixed[kind]) | (DEFAULTS.get(name, {}) if kind == "task" else {})
+            if options.get("when") is not None:
+                own = {key: value for key, value in own.items() if key not in SCHEDULE_OPTIONS}
+                options["when"] = written_policy(options["when"])
+            plain[kind] = {"name": name, **own, **options}
         return plain
 
     def toml(self) -> str:
@@ -98,14 +111,13 @@ class Built:
 
     @property
     def vector_bytes(self) -> float:
-        own = sum(p.numel() for p in self.task.model.parameters()) * (
-            8 if self.experiment.precision == "float64" else 4
-        )
-        return self.fleet.payload_bytes or float(own)
+        own = sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
+        return self.fleet.payload_bytes or float(own * (8 if self.experiment.precision == "float64" else 4))
 
     def account(self, engine: LocalEngine) -> Account:
         rule = self.method.what
-        each = [engine.problem.samples.per_step(client) for client in range(self.task.clients)]
+        size, batch = engine.problem.samples.size.tolist(), self.task.batch_size
+        each = size if batch is None else [batch] * len(size)
         down, up = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
         return Account(self.task.clients, each, down, up, not self.method.when.overlaps)
 
@@ -140,6 +152,14 @@ def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
     return str(options.pop("name")), options
 
 
+def written_policy(when: Any) -> dict[str, Any]:
+    """A policy as a config would name it, every default spelt out."""
+    given = {"policy": when} if isinstance(when, str) else when
+    if isinstance(given, Mapping):
+        return {"policy": given["policy"], **defaults(POLICIES[given["policy"]]), **given}
+    return {"policy": type(given).__name__.lower(), **asdict(given)}
+
+
 def build_method(given: Any) -> Method:
     if isinstance(given, Method):
         return given
@@ -151,6 +171,9 @@ def build_method(given: Any) -> Method:
     policy: Policy | None = None
     if isinstance(when, str):
         when = {"policy": when}
+    if when is not None:
+        idle = [name for name in options if name in SCHEDULE_OPTIONS]
+        problems += [f"{name}: {key} has no effect with when; say it in when (size, steps, ...)" for key in idle]
     if isinstance(when, Mapping):
         kind = when.get("policy")
         rest = {k: v for k, v in when.items() if k != "policy"}
@@ -236,6 +259,10 @@ def make_fleet(experiment: Experiment, clients: int) -> Fleet:
     name, options = split_name("fleet", experiment.fleet)
     if name not in FLEETS:
         raise ConfigError([unknown("fleet", name, FLEETS)])
+    if {"clients", "seed"} & set(options):
+        raise ConfigError(
+            ["a fleet is as large as its task and drawn by the run's seed; set task.clients or seed instead"]
+        )
     return build_fleet(name, clients, experiment.seed, **options)
 
 
@@ -255,8 +282,7 @@ def run(experiment: Experiment, out: str | Path | None = None, progress: Progres
     built = build(experiment)
     store = None
     if out is not None:
-        store = Store(Path(out)).clear()
-        store.config(experiment.toml())
+        store = Store(Path(out), experiment.toml()).clear()
     engine = built.engine()
     return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), store, progress)
 
@@ -284,9 +310,8 @@ def resume(
     engine, horizon = built.engine(), built.horizon(built.clock())
     account = built.account(engine)
     engine.restore(held, facts)
-    store = Store(path, facts["generation"] + 1)
-    store.config(experiment.toml())
-    return go(experiment, built, engine, horizon, account, store, progress, (metrics, recorded))
+    store = Store(path, experiment.toml(), facts["generation"] + 1)
+    return go(experiment, built, engine, horizon, account, store, progress, (metrics, recorded, facts["wall_seconds"]))
 
 
 def replay(out: str | Path, **objects: Any) -> Outcome:

@@ -1,8 +1,8 @@
 """Keyed randomness: every draw is a hash of (seed, purpose, client, job, ...), never of call order.
 
 The arithmetic is 32-bit in 64-bit words, so the same lines serve Python integers, NumPy arrays and torch
-tensors on any device, and give the same numbers on all of them. The mixer is the `lowbias32` integer hash
-(C. Wellons, "Hash Function Prospector").
+tensors on any device, and give the same keys on all of them; `uniform` is for Python and NumPy, in float64. The mixer
+is the `lowbias32` integer hash (C. Wellons, "Hash Function Prospector").
 """
 
 from __future__ import annotations

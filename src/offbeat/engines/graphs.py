@@ -41,7 +41,6 @@ class Buffers(NamedTuple):
     job: Job
     tally: Tally
     rows: Tensor  # [n, UNROLL, b]
-    weight: Tensor | None
     number: Tensor  # the number of the next local step
 
 
@@ -49,37 +48,36 @@ class GraphAdvance:
     """An `Advance` that replays graphs. One per run: graphs hold on to the problem's tensors."""
 
     def __init__(self) -> None:
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self.buffers: dict[int, Buffers] = {}
-        self.seen: Counter[int] = Counter()
+        self.graphs: dict[tuple[tuple[int, int], int], torch.cuda.CUDAGraph] = {}
+        self.buffers: dict[tuple[int, int], Buffers] = {}  # by clients and samples per step
+        self.seen: Counter[tuple[int, int]] = Counter()
         self.pool: Any = None
 
     def __call__(
-        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, weight: Tensor | None, begin: int, tally: Tally
+        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally
     ) -> tuple[Carry, Tally]:
-        clients, count, _ = rows.shape
-        self.seen[clients] += 1
-        size = clients if clients in self.buffers or self.seen[clients] >= OFTEN else padded(clients)
+        clients, count, width = rows.shape
+        self.seen[clients, width] += 1
+        own = (clients, width) in self.buffers or self.seen[clients, width] >= OFTEN
+        size = (clients if own else padded(clients), width)
         if size not in self.buffers:
-            self.buffers[size] = make_buffers(size, carry, job, rows, weight, tally)
+            self.buffers[size] = make_buffers(size[0], carry, job, rows, tally)
         at = self.buffers[size]
         write((at.carry, at.job, at.tally), (carry, job, tally))
-        if weight is not None and at.weight is not None:
-            at.weight[:clients].copy_(weight)
         at.number.fill_(begin)
         for first in range(0, count, UNROLL):
-            width = min(UNROLL, count - first)
-            at.rows[:clients, :width].copy_(rows[:, first : first + width])
-            if width == UNROLL:
+            steps = min(UNROLL, count - first)
+            at.rows[:clients, :steps].copy_(rows[:, first : first + steps])
+            if steps == UNROLL:
                 self.graph(problem, size, UNROLL).replay()
                 continue
-            for k in range(width):  # the one-step graph reads place 0
+            for k in range(steps):  # the one-step graph reads place 0
                 at.rows[:clients, 0].copy_(rows[:, first + k])
                 self.graph(problem, size, 1).replay()
         result: tuple[Carry, Tally] = pytree.tree_map(lambda t: t[:clients].clone(), (at.carry, at.tally))
         return result
 
-    def graph(self, problem: Problem, size: int, steps: int) -> torch.cuda.CUDAGraph:
+    def graph(self, problem: Problem, size: tuple[int, int], steps: int) -> torch.cuda.CUDAGraph:
         if (size, steps) not in self.graphs:
             self.graphs[size, steps] = self.capture(problem, self.buffers[size], steps)
         return self.graphs[size, steps]
@@ -104,20 +102,19 @@ def run_steps(problem: Problem, at: Buffers, steps: int) -> None:
     """What is captured: some steps, from the buffers into the buffers."""
     carry, tally, number = at.carry, at.tally, at.number
     for k in range(steps):
-        carry, tally = one_step(problem, carry, at.job, at.rows[:, k], at.weight, number + k, tally)
+        carry, tally = one_step(problem, carry, at.job, at.rows[:, k], number + k, tally)
     write((at.carry, at.tally), (carry, tally))
     at.number.add_(steps)
 
 
-def make_buffers(size: int, carry: Carry, job: Job, rows: Tensor, weight: Tensor | None, tally: Tally) -> Buffers:
+def make_buffers(size: int, carry: Carry, job: Job, rows: Tensor, tally: Tally) -> Buffers:
     def room(t: Tensor) -> Tensor:
         return t.new_zeros((size, *t.shape[1:]))
 
     table = rows.new_zeros((size, UNROLL, rows.shape[2]))
     at_carry, at_job, at_tally = pytree.tree_map(room, (carry, job, tally))
-    mask = None if weight is None else weight.new_ones((size, *weight.shape[1:]))
     number = torch.zeros((), dtype=torch.int64, device=rows.device)
-    return Buffers(at_carry, at_job, at_tally, table, mask, number)
+    return Buffers(at_carry, at_job, at_tally, table, number)
 
 
 def write(places: Any, values: Any) -> None:

@@ -37,7 +37,6 @@ class Done(NamedTuple):
     version: int  # the new one
     step: Step
     staleness: list[int]
-    loss: float | None  # mean training loss over the jobs consumed; asked for only when somebody looks
 
 
 @dataclass
@@ -193,7 +192,7 @@ class LocalEngine:
         for job in set(step.commit.jobs):
             del self.results[job]
         self.forget(horizon)
-        return Done(self.version, step, staleness, None)
+        return Done(self.version, step, staleness)
 
     def complaint(self, result: Result) -> str:
         job = result.begun
@@ -208,8 +207,8 @@ class LocalEngine:
         """Let go of versions that no job can start from any more."""
         if len(self.versions) < 4:
             return
-        floor, needs = horizon.driver.floor, horizon.needs()
-        for version in [v for v in self.versions if v != self.version and v < floor and v not in needs]:
+        floor, held = horizon.driver.floor, horizon.held
+        for version in [v for v in self.versions if v != self.version and v < floor and v not in held]:
             del self.versions[version]
 
     # ---- evaluation -----------------------------------------------------------------------------

@@ -37,6 +37,6 @@ def dlsgd_hetero(
 
     policy = covered(
         "dlsgd-hetero", Sampled(n, local_steps, overlap), when, experimental
-    )  # server 4, 5, 9; client 2, 12
+    )  # server 2, 4, 5, 9; client 2, 12
     steps = local.sgd(client_lr, client_options)  # client 4-10
     return Method("dlsgd-hetero", policy, Rule(steps, commit, optimiser.init))

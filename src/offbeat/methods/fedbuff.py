@@ -32,12 +32,12 @@ def fedbuff(
 
     Theorem 1 has beta = 1/K and constant weights; Nguyen et al. use s(k) = (1 + k)^-1/2 ("polynomial").
     """
-    optimiser = server.server_optimiser(beta or 1 / max(buffer_size, 1), server_optimiser)
+    optimiser = server.server_optimiser(1.0 if beta is None else beta, server_optimiser)
     s = law(staleness)
 
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
         total = s(cohort.staleness) @ updates["delta"]  # server 6
-        return optimiser.apply(w, total, cohort.version)  # server 9
+        return optimiser.apply(w, total if beta is not None else total / len(cohort.steps), cohort.version)  # server 9
 
     policy = covered("fedbuff", Buffer(buffer_size, local_steps, concurrency), when, experimental)  # 5, 8; client 3, 10
     steps = local.sgd(client_lr, client_options)  # client 4-9

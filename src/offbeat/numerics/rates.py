@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from offbeat.errors import ConfigError, unknown
-from offbeat.options import option_problems
+from offbeat.options import fits, option_problems
 
 Rate: TypeAlias = float | Mapping[str, Any] | Callable[[int], float]
 
@@ -50,6 +50,15 @@ def rate(given: Rate, name: str = "client_lr") -> Callable[[int], float]:
         problems = option_problems(f"{name}: schedule '{kind}'", SCHEDULES[kind], options)
         if problems:
             raise ConfigError(problems)
+        bad = [
+            f"{name}: {key} = {options[key]}; it must be positive"
+            for key in ("scale", "versions")
+            if options.get(key, 1) <= 0
+        ]
+        if not all(fits(v, int) for v in options.get("at", [])):
+            bad.append(f"{name}: at = {options['at']}; it must be a list of versions")
+        if bad:
+            raise ConfigError(bad)
         made = SCHEDULES[kind](**options)
     else:
         made = given if callable(given) else constant(float(given))

@@ -50,19 +50,28 @@ class Samples:
         return int(self.size.numel())
 
     @cached_property
+    def sizes(self) -> list[int]:
+        """The shard sizes on the host."""
+        found: list[int] = self.size.tolist()
+        return found
+
+    @property
     def width(self) -> int:
         """The most samples that a step of any client uses."""
-        return self.batch or int(self.size.max())
+        return self.batch or max(self.sizes)
 
     def per_step(self, client: int) -> int:
         """Samples that one step of a client uses."""
-        return self.batch or int(self.size[client])
+        return self.batch or self.sizes[client]
 
     def rows(self, client: Tensor, key: Tensor, begin: int, count: int) -> Tensor:
-        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, b]`, from the job's key alone."""
+        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, b]`, from the job's key alone.
+
+        Where shards are used whole, the n clients must have shards of one size.
+        """
         size = self.size[client][:, None]
         if self.batch is None:
-            place = torch.arange(self.width, device=size.device)[None] % size
+            place = torch.arange(self.per_step(int(client[0])), device=size.device)[None]
         else:
             slot = torch.arange(begin * self.batch, (begin + count) * self.batch, device=size.device)[None]
             if self.sampling == "replacement":
@@ -71,15 +80,8 @@ class Samples:
                 place = permuted(keys.fold(key[:, None], slot // size), slot % size, size)
         rows = self.order[self.first[client][:, None] + place]
         if self.batch is None:
-            return rows[:, None].expand(-1, count, -1)
+            return rows.expand(len(client), -1)[:, None].expand(-1, count, -1)
         return rows.reshape(len(client), count, self.batch)
-
-    def weight(self, client: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """1 for a real sample, 0 for padding, where shards are used whole; else None."""
-        if self.batch is not None:
-            return None
-        size = self.size[client][:, None]
-        return (torch.arange(self.width, device=size.device)[None] < size).to(dtype)
 
 
 def permuted(key: Tensor, place: Tensor, size: Tensor) -> Tensor:

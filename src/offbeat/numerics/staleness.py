@@ -40,11 +40,13 @@ def staleness(spec: str | Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     >>> staleness({"law": "polynomial", "a": 1})(torch.tensor([0.0, 1.0, 3.0]))
     tensor([1.0000, 0.5000, 0.2500])
     """
-    options = {"law": spec} if isinstance(spec, str) else dict(spec)
+    options: dict[str, Any] = {"law": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("law", "constant")
     if name not in LAWS:
         raise ConfigError([unknown("staleness law", str(name), LAWS)])
     problems = option_problems(f"staleness '{name}'", LAWS[name], options)
+    if not problems:
+        problems = [f"staleness '{name}': {k} = {v}; it must not be negative" for k, v in options.items() if v < 0]
     if problems:
         raise ConfigError(problems)
     return LAWS[name](**options)

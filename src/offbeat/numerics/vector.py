@@ -37,7 +37,7 @@ def refusals(module: nn.Module) -> list[str]:
                 f"the model has {where} with p = {part.p}: its masks would not be keyed by job, so runs would not "
                 "repeat. Take it out or set p = 0"
             )
-    if not any(True for _ in module.parameters()):
+    if not any(p.requires_grad for p in module.parameters()):
         found.append("the model has no parameters to train")
     return found
 
@@ -52,7 +52,7 @@ class FlatModel:
         self.module = copy.deepcopy(module).to(dtype)  # the caller's own stays as it is
         self.loss = loss
         self.dtype = dtype
-        parameters = dict(self.module.named_parameters())
+        parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.names = list(parameters)
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [math.prod(shape) for shape in self.shapes]
@@ -63,8 +63,8 @@ class FlatModel:
         return self
 
     def initial(self) -> Tensor:
-        """The module's own parameters: version 0."""
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()]).clone()
+        """The module's own trainable parameters: version 0. Frozen ones stay as they are."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]).clone()
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named parameters of `[..., d]` as views `[..., *shape]`; one split, so that its gradient is one copy."""
@@ -79,24 +79,17 @@ class FlatModel:
         result: Tensor = functional_call(self.module, self.views(flat), (x,))
         return result
 
-    def one(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """The loss of one client on one batch; with weights, their exact weighted mean over samples."""
-        return self.batch_loss(self.views(flat), x, y, weight)
+    def one(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of one client on one batch."""
+        return self.batch_loss(self.views(flat), x, y)
 
-    def losses(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    def losses(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The losses `[n]` of n clients: `flat` is `[n, d]`, `x` is `[n, b, ...]`."""
-        views = self.views(flat)
         with ForClients():
-            if weight is None:
-                return torch.vmap(lambda p, x, y: self.batch_loss(p, x, y, None))(views, x, y)
-            return torch.vmap(self.batch_loss)(views, x, y, weight)
+            return torch.vmap(self.batch_loss)(self.views(flat), x, y)
 
-    def batch_loss(self, views: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        out = functional_call(self.module, views, (x,))
-        if weight is None:
-            return self.loss(out, y)
-        each = torch.vmap(lambda o, t: self.loss(o[None], t[None]))(out, y)
-        return (each * weight).sum() / weight.sum()
+    def batch_loss(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(functional_call(self.module, views, (x,)), y)
 
 
 class ForClients(TorchFunctionMode):

@@ -7,6 +7,7 @@ never sees the client axis: `begin`, `step` and `finish` are mapped over it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -50,7 +51,7 @@ class Advance(Protocol):
     """Takes n clients some steps further; the plain loop below, or an engine's captured graph."""
 
     def __call__(
-        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, weight: Tensor | None, begin: int, tally: Tally
+        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally
     ) -> tuple[Carry, Tally]: ...
 
 
@@ -58,13 +59,13 @@ Solve: TypeAlias = Callable[[Problem, State, Sequence[Begun]], Outcome]
 
 
 def one_step(
-    problem: Problem, carry: Carry, job: Job, rows: Tensor, weight: Tensor | None, number: Tensor | int, tally: Tally
+    problem: Problem, carry: Carry, job: Job, rows: Tensor, number: Tensor | int, tally: Tally
 ) -> tuple[Carry, Tally]:
     """One local step of n clients: gather the batch, take gradients, apply the rule."""
     samples = problem.samples
     with torch.enable_grad():
         flat = carry[0].detach().requires_grad_()
-        losses = problem.model.losses(flat, samples.x[rows], samples.y[rows], weight)
+        losses = problem.model.losses(flat, samples.x[rows], samples.y[rows])
         (gradient,) = torch.autograd.grad(losses.sum(), flat)
     losses = losses.detach()
     carry = torch.vmap(problem.local.step)(carry, gradient, job)
@@ -72,12 +73,10 @@ def one_step(
     return carry, Tally(tally.loss + losses, torch.where(first_bad, number, tally.bad))
 
 
-def advance(
-    problem: Problem, carry: Carry, job: Job, rows: Tensor, weight: Tensor | None, begin: int, tally: Tally
-) -> tuple[Carry, Tally]:
+def advance(problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally) -> tuple[Carry, Tally]:
     """The plain loop over `rows [n, count, b]`."""
     for k in range(rows.shape[1]):
-        carry, tally = one_step(problem, carry, job, rows[:, k], weight, begin + k, tally)
+        carry, tally = one_step(problem, carry, job, rows[:, k], begin + k, tally)
     return carry, tally
 
 
@@ -94,28 +93,35 @@ def job_columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -
 
 @torch.no_grad()
 def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advance = advance) -> Outcome:
-    """Compute n jobs together. `starts` holds one row per job; jobs with fewer steps leave the batch early."""
-    order = sorted(range(len(jobs)), key=lambda i: -jobs[i].steps)
-    if order != list(range(len(jobs))):
-        outcome = wave(problem, {name: s[order] for name, s in starts.items()}, [jobs[i] for i in order], advance)
-        back = torch.tensor(order, device=outcome.bad.device).argsort()
-        return Outcome(*pytree.tree_map(lambda t: t[back], tuple(outcome)))
+    """Compute n jobs together. `starts` holds one row per job; jobs with fewer steps leave the batch early.
+
+    Nothing is padded: where shards are used whole, clients with shards of another size make a wave of their own.
+    """
+    samples = problem.samples
+    sizes = [samples.per_step(job.client) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: (sizes[i], -jobs[i].steps))
+    groups = [list(group) for _, group in groupby(order, key=lambda i: sizes[i])]
+    if order != list(range(len(jobs))) or len(groups) > 1:
+        outcomes: list[Any] = []
+        for group in groups:
+            own = {name: state[group] for name, state in starts.items()}
+            outcomes.append(tuple(wave(problem, own, [jobs[i] for i in group], advance)))
+        back = torch.tensor(order, device=starts["model"].device).argsort()
+        return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
     client, key, columns = job_columns(problem, jobs, starts["model"].device)
-    weight = problem.samples.weight(client, problem.model.dtype)
     carry, job = torch.vmap(problem.local.begin)(starts, columns), columns
     tally = Tally(torch.zeros_like(job.lr), torch.full_like(client, -1))
     done: list[Any] = []  # (carry, tally) of those that have left, the last leaver first
     active, begin = len(jobs), 0
     while active:
-        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * problem.samples.width)))
+        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * sizes[0])))
         rows = problem.samples.rows(client[:active], key[:active], begin, count)
-        carry, tally = advance(problem, carry, job, rows, weight, begin, tally)
+        carry, tally = advance(problem, carry, job, rows, begin, tally)
         begin += count
         stay = sum(j.steps > begin for j in jobs[:active])
         if stay < active:
             done.insert(0, pytree.tree_map(lambda t, s=stay: t[s:], (carry, tally)))
             carry, tally, job = pytree.tree_map(lambda t, s=stay: t[:s], (carry, tally, job))
-            weight = None if weight is None else weight[:stay]
             active = stay
     carry, tally = pytree.tree_map(lambda *parts: torch.cat(parts), *done) if len(done) > 1 else done[0]
     updates: Update = torch.vmap(problem.local.finish)(starts, carry, columns)
@@ -137,10 +143,10 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
         carry = problem.local.begin(start, job)
         total, wrong = torch.zeros_like(job.lr), torch.full_like(clients[i], -1)
         for k in range(work.steps):
-            rows = samples.rows(clients[i : i + 1], key[i : i + 1], k, 1)[0, 0, : samples.per_step(work.client)]
+            rows = samples.rows(clients[i : i + 1], key[i : i + 1], k, 1)[0, 0]
             with torch.enable_grad():
                 flat = carry[0].detach().requires_grad_()
-                loss = problem.model.one(flat, samples.x[rows], samples.y[rows], None)
+                loss = problem.model.one(flat, samples.x[rows], samples.y[rows])
                 (gradient,) = torch.autograd.grad(loss, flat)
             carry = problem.local.step(carry, gradient, job)
             total = total + loss.detach()

@@ -31,13 +31,6 @@ class Settings:
             if place.exists() and not place.is_dir():
                 raise ConfigError([f"--out {self.out}: {place} is a file; give a directory"])
 
-    def chosen(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that --only lets through; an entry of --only that fits nothing is refused."""
-        picked = [name for name in names if not self.only or any(word in name for word in self.only)]
-        if not picked:
-            raise ConfigError([f"--only {' '.join(self.only)} fits nothing here; there are {', '.join(names)}"])
-        return picked
-
 
 @dataclass(frozen=True)
 class TableMade:

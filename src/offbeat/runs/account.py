@@ -79,7 +79,7 @@ class Account:
         """The share of the clients' time (while they are there) in which they do not compute."""
         there = self.clients * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
         busy = self.busy_seconds + sum(self.time - since for since, _ in self.working.values())
-        return 1 - busy / there if there > 0 else 0.0
+        return max(0.0, 1 - busy / there) if there > 0 else 0.0
 
     def summary(self) -> dict[str, Any]:
         updates = sum(self.staleness.values())

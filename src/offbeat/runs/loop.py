@@ -26,7 +26,7 @@ from offbeat.runs.target import SMOOTH, crossing, stop_reason
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.trace import difference
 
-History = tuple[list[dict[str, Any]], list[Row]]  # metrics and trace rows of the part already run
+History = tuple[list[dict[str, Any]], list[Row], float]  # metrics, trace rows and wall seconds of the part already run
 
 
 class Interrupted(OffbeatError):
@@ -103,7 +103,6 @@ def go(
 ) -> Outcome:
     """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
     loop = Loop(config, engine, account, store, progress)
-    began = time.perf_counter()
     failure: OffbeatError | None = None
     try:
         with loop.listening():
@@ -121,15 +120,19 @@ def go(
     finally:
         if progress is not None:
             progress.close()
-    result = loop.result(parts, ended, time.perf_counter() - began)
-    model = {n: p.contiguous().clone().cpu() for n, p in engine.problem.model.views(engine.server["model"]).items()}
+    result = loop.result(parts, ended)
+    flat = engine.problem.model
+    named = dict(flat.module.named_parameters()) | flat.views(engine.server["model"])
+    model = {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}
     if store is not None:
         counts = account.participation
         store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
         loop.save(whole=True)
+    outcome = Outcome(result, loop.metrics, model)
     if failure is not None:
+        failure.outcome = outcome
         raise failure
-    return Outcome(result, loop.metrics, model)
+    return outcome
 
 
 class Loop:
@@ -146,6 +149,7 @@ class Loop:
         self.evaluate = Evaluate(**config.evaluate)  # type: ignore[arg-type]
         self.metrics: list[dict[str, Any]] = []
         self.saved = time.perf_counter()
+        self.began = time.perf_counter()
         self.closing: int | None = None  # the commit of a last look that was not due
         self.settled = False  # between two commits: account, metrics and engine agree
         self.stop = False  # somebody asked for an end
@@ -171,7 +175,8 @@ class Loop:
 
     def skip(self, horizon: Horizon, version: int, history: History) -> None:
         """Run the schedule, without numerics, up to the checkpoint; it must be the schedule that was recorded."""
-        metrics, recorded = history
+        metrics, recorded, wall = history
+        self.began -= wall  # the seconds of the part already run
         place = 0
         for job in self.engine.results if version == 0 else ():
             horizon.computed(job)
@@ -228,7 +233,8 @@ class Loop:
         """Write a checkpoint."""
         assert self.store is not None
         held, facts = self.engine.state()
-        self.store.checkpoint(held, facts | {"closing": self.closing}, whole)
+        spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began}
+        self.store.checkpoint(held, facts | spent, whole)
         self.saved = time.perf_counter()
 
     def reached(self) -> str | None:
@@ -270,7 +276,7 @@ class Loop:
             return f"virtual_seconds: the next commit comes after {until['virtual_seconds']} s"
         return "the schedule ended: no client has anything left to do"
 
-    def result(self, parts: Parts, ended: str, wall: float) -> dict[str, Any]:
+    def result(self, parts: Parts, ended: str) -> dict[str, Any]:
         seen = [row["accuracy"] for row in self.metrics if row["accuracy"] is not None]
         aims = [self.config.until[name] for name in ("accuracy", "accuracy_smoothed") if name in self.config.until]
         targets = sorted({*self.config.targets, *aims})
@@ -295,7 +301,7 @@ class Loop:
             "waves": self.engine.waves,
             "mode": self.engine.mode,
             "notes": self.engine.notes,
-            "wall_seconds": wall,
+            "wall_seconds": time.perf_counter() - self.began,
         }
 
 

@@ -45,8 +45,9 @@ METRICS = pa.schema(
 class Store:
     """Writes one run directory. `generation` counts the times the run was taken up."""
 
-    def __init__(self, path: Path, generation: int = 0) -> None:
+    def __init__(self, path: Path, config: str, generation: int = 0) -> None:
         self.path = path
+        self.config = config
         self.generation = generation
         self.parts = 0
         self.rows: list[Row] = []
@@ -64,9 +65,6 @@ class Store:
             part.unlink()
         return self
 
-    def config(self, text: str) -> None:
-        replace(self.path / "config.toml", lambda at: at.write_text(text, encoding="utf-8"))
-
     def flush(self) -> None:
         """Write what has gathered as parts of their own."""
         number = f"{self.generation:03d}-{self.parts:05d}.parquet"
@@ -79,6 +77,7 @@ class Store:
     def checkpoint(self, held: dict[str, torch.Tensor], facts: dict[str, Any], whole: bool = False) -> None:
         if not whole:
             self.flush()
+        replace(self.path / "config.toml", lambda at: at.write_text(self.config, encoding="utf-8"))
         facts = facts | {"generation": self.generation, "parts": None if whole else self.parts}
         metadata = {"facts": json.dumps(facts)}
         replace(self.path / "checkpoint.safetensors", lambda at: save_file(held, at, metadata=metadata))

@@ -73,6 +73,7 @@ class BufferConductor:
     working: set[int] = field(default_factory=set)
     resting: list[int] = field(default_factory=list)  # "fresh" clients that wait for the next version
     buffered: list[JobName] = field(default_factory=list)
+    heard: dict[int, int] = field(default_factory=dict)  # client -> version of its last update, where "fresh" matters
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         if self.policy.restart == "broadcast":
@@ -94,8 +95,9 @@ class BufferConductor:
         if self.policy.restart == "broadcast":
             return orders
         self.working.discard(event.client)
-        stale = self.policy.restart == "fresh" and event.version == self.version
-        (self.resting if stale else self.idle).append(event.client)
+        if self.policy.restart == "fresh":
+            self.heard[event.client] = event.version
+        self.rest(event.client)
         return orders + self.fill()
 
     def left(self, now: float, event: Left) -> list[Command]:
@@ -108,11 +110,15 @@ class BufferConductor:
     def joined(self, now: float, event: Joined) -> list[Command]:
         if self.policy.restart == "broadcast":
             return []
-        self.idle.append(event.client)
+        self.rest(event.client)
         return self.fill()
 
     def woke(self, now: float, event: Woke) -> list[Command]:
         return []
+
+    def rest(self, client: int) -> None:
+        """Without work now; "fresh" clients that have the newest version behind them wait for the next."""
+        (self.resting if self.heard.get(client) == self.version else self.idle).append(client)
 
     def fill(self) -> list[Command]:
         """Give work to idle clients while places are free: to all of them, or to some drawn uniformly."""

@@ -50,6 +50,7 @@ class VirtualClock:
         self.durations = durations
         self.conductor: Conductor = policy.conductor(durations.clients, rng)
         self.now = 0.0
+        self.kept = 8  # versions above the floor when it was last looked for
         self.floor = 0  # no job that begins from now on starts from an older version
         self.heap: list[tuple[float, int, Any, int, int, Any]] = []
         self.serial = 0
@@ -126,11 +127,28 @@ class VirtualClock:
         bound = self.durations.download_bound
         while self.floor + 1 < len(self.offered) and self.offered[self.floor + 1] + bound < self.now:
             self.floor += 1
+        if len(self.offered) - self.floor > 2 * self.kept:
+            self.raise_floor()
         if offer.version == 0:
             self.waiting = dict.fromkeys(self.present())
         waiting, self.waiting = self.waiting, {}
         for client in waiting:
             self.next_offer(client)
+
+    def raise_floor(self) -> None:
+        """Where downloads can take very long the bound says little: see what each client can still start from.
+
+        It begins on nothing older than what it has received by now, and nothing twice. The window has to double
+        before it is looked through again.
+        """
+        newest = len(self.offered) - 1
+        for client, device in self.devices.items():
+            if client not in self.away:
+                delay = self.durations.download(client, device.jobs)
+                received = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
+                newest = min(newest, max(device.seen + 1, received))
+        self.floor = max(self.floor, newest)
+        self.kept = max(8, len(self.offered) - self.floor)
 
     def cancel(self, client: int) -> None:
         device = self.device(client)
@@ -236,7 +254,7 @@ class VirtualClock:
             if place >= 0 and self.offers[place].version > device.seen:
                 self.compute(client, device, self.offers[place].version, self.offers[place].steps)
                 return
-            place = max(place + 1, device.seen + 1)  # the next to come in, if it is on its way
+            place = device.seen + 1  # the next to come in, if it is on its way
         else:  # pull the newest
             place = len(self.offers) - 1 if self.offers[-1].version > device.seen else len(self.offers)
         if place == len(self.offers):

@@ -6,7 +6,8 @@ So a wave can take every job whose start version is ready and whose update will 
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -50,6 +51,9 @@ class Horizon:
         self.begun: dict[JobName, Begun] = {}  # not yet consumed, as far as the window knows
         self.wanted: dict[JobName, Begun] = {}  # consumed by a commit of the window, in order of need
         self.ordered: dict[int, list[int]] = {}  # versions under way to a client that has not begun on them
+        # Versions that some known job still has to start from, with how many; those from `driver.floor` on are needed
+        # besides.
+        self.held: Counter[int] = Counter()
         self.closed = False
 
     def __iter__(self) -> Iterator[Step]:
@@ -71,23 +75,24 @@ class Horizon:
             self.closed = True
             return
         for row in self.source:
+            if self.until is not None and row[0] > self.until:
+                self.late = True
+                break
             rows.append(row)
             record = row[1]
             if isinstance(record, Begun):
                 self.begun[record[:2]] = record
-                under_way = self.ordered.get(record.client)
-                if under_way:
-                    self.ordered[record.client] = [v for v in under_way if v > record.version]
+                self.held[record.version] += 1
+                self.deliver(record.client, record.version)
             elif isinstance(record, Start):
                 self.ordered.setdefault(record.client, []).append(record.version)
+                self.held[record.version] += 1
             elif isinstance(record, Drop | Left):
-                self.ordered.pop(record.client, None)
+                self.deliver(record.client, sys.maxsize)
             elif isinstance(record, Overwritten):
-                self.begun.pop((record.client, record.job), None)
+                if (record.client, record.job) in self.begun:
+                    self.release(self.begun.pop((record.client, record.job)).version)
             elif isinstance(record, Commit):
-                if self.until is not None and row[0] > self.until:
-                    self.late = self.closed = True
-                    return
                 for job in record.jobs:
                     if job in self.begun:
                         self.wanted[job] = self.begun.pop(job)
@@ -110,11 +115,19 @@ class Horizon:
 
     def computed(self, job: JobName) -> None:
         """Strike a job off: its update is there, or lost for good."""
-        self.wanted.pop(job, None)
+        if job in self.wanted:
+            self.release(self.wanted.pop(job).version)
 
-    def needs(self) -> set[int]:
-        """Versions that some known job still has to start from; those from `driver.floor` on are needed besides."""
-        held = {job.version for job in self.wanted.values()} | {job.version for job in self.begun.values()}
-        for versions in self.ordered.values():
-            held.update(versions)
-        return held
+    def deliver(self, client: int, version: int) -> None:
+        """Orders up to this version are no longer under way to a client."""
+        under_way = self.ordered.pop(client, [])
+        for overtaken in under_way:
+            if overtaken <= version:
+                self.release(overtaken)
+        if later := [v for v in under_way if v > version]:
+            self.ordered[client] = later
+
+    def release(self, version: int) -> None:
+        self.held[version] -= 1
+        if not self.held[version]:
+            del self.held[version]

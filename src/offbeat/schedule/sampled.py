@@ -66,7 +66,7 @@ class SampledConductor:
 
     def joined(self, now: float, event: Joined) -> list[Command]:
         self.present.append(event.client)
-        return self.draw(self.policy.size - sum(self.drawn.values()))
+        return self.draw(self.policy.size - sum(self.drawn.values())) or self.settle()
 
     def woke(self, now: float, event: Woke) -> list[Command]:
         return []
