@@ -107,9 +107,11 @@ def test_one_client_is_plain_sgd(name: str) -> None:
         options = {"server_lr": 0.1}
     if name == "fedasync":
         options |= {"alpha": 1.0}
+    elif name in ("local-sgd", "dlsgd-homo", "dlsgd-hetero"):
+        options |= {"server_lr": 1.0}
     options |= {"fedbuff": {"buffer_size": 1}, "fedasync": {}}.get(name, {"n": 1})
     w = np.ones(3)
-    for _ in range(12 if "server_lr" in options else 48):
+    for _ in range(48 if "client_lr" in options else 12):
         w = w - 0.1 * (matrices[0] @ w - linear[0])
     model = final({"name": name, **options}, task, Times([0.1], [0.1], [0.1]), commits=12)
     assert np.allclose(model.numpy(), w, rtol=0, atol=1e-12)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from offbeat import toml
+from offbeat import __version__, toml
 from offbeat.compare import compare as run_comparison
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, unknown
@@ -23,14 +23,16 @@ from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS
+from offbeat.options import defaults
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import report
 from offbeat.runs.loop import Interrupted, Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.store import read_tensors, strict
+from offbeat.runs.target import LIMITS
 from offbeat.tasks.data import DATA
-from offbeat.tasks.make import TASKS
+from offbeat.tasks.make import DEFAULTS, TASKS
 from offbeat.tasks.models import MODELS
 from offbeat.tasks.splits import SPLITS
 
@@ -52,7 +54,9 @@ Sets = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Until = Annotated[
     list[str] | None,
-    typer.Option(help="When to stop: accuracy=, loss=, virtual_seconds=, commits= or samples=; repeatable."),
+    typer.Option(
+        help=f"When to stop, e.g. accuracy=0.9; repeatable. Limits: {', '.join(LIMITS)}. They replace the config's."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
@@ -212,18 +216,37 @@ def compare(
 @app.command("list")
 def list_names(
     what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits or papers.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: its options and their defaults.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what a config may name."""
+    """List what a config may name; with a NAME, the options that it takes."""
     if what not in LISTS:
         raise ConfigError([unknown("list", what, LISTS)])
-    described = {name: first_line(name, thing) for name, thing in LISTS[what].items()}
+    if name is not None:
+        show_options(what, name, as_json)
+        return
+    described = {known: first_line(known, thing) for known, thing in LISTS[what].items()}
     if as_json:
         print(json.dumps(described))
         return
     width = max(map(len, described))
-    for name, text in described.items():
-        console.print(f"{name:<{width}}  {text}", highlight=False, markup=False, soft_wrap=True)
+    for known, text in described.items():
+        console.print(f"{known:<{width}}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_options(what: str, name: str, as_json: bool) -> None:
+    if name not in LISTS[what]:
+        raise ConfigError([unknown(what.removesuffix("s"), name, LISTS[what])])
+    thing = LISTS[what][name]
+    own = DEFAULTS.get(name, {}) if what == "tasks" else {}
+    hidden = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs")
+    options = defaults(thing, hidden if what in ("methods", "tasks") else (*hidden, "clients")) | own
+    if as_json:
+        print(json.dumps({key: repr(value) for key, value in options.items()}))
+        return
+    console.print((thing.__doc__ or "").strip(), highlight=False, markup=False, soft_wrap=True)
+    for key, value in options.items():
+        console.print(f"  {key} = {toml.value(value)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def first_line(name: str, thing: Any) -> str:
@@ -261,6 +284,16 @@ def paper(
         console.print(note, highlight=False, soft_wrap=True)
     for path in made.files:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    shown: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Train one model over many clients that keep no common time."""
+    if shown:
+        print(f"offbeat {__version__}")
+        raise typer.Exit
 
 
 def interrupt(*_: Any) -> None:

@@ -22,6 +22,9 @@ class Comparison:
     outcomes: Mapping[str, Sequence[Outcome]]
     target: float | None
 
+    def __str__(self) -> str:
+        return report.markdown(report.COLUMNS, self.rows())
+
     def rows(self) -> list[list[str]]:
         return report.comparison_rows({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
 
@@ -33,8 +36,9 @@ class Comparison:
     def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
-    def write(self, out: Path, title: str) -> tuple[Path, Path]:
-        """The picture and the table."""
+    def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
+        """The picture and the table, into a directory."""
+        out = Path(out)
         picture = plots.comparison(self.curves(), out / "comparison.png", title)
         return picture, report.write_table(out / "comparison.md", title, report.COLUMNS, self.rows())
 

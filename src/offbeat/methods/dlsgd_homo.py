@@ -18,7 +18,7 @@ def dlsgd_homo(
     n: int = 10,
     local_steps: int = 10,
     client_lr: Rate = 0.05,
-    server_lr: Rate = 1.0,
+    server_lr: Rate = 0.3,
     overlap: bool = True,
     client_options: Mapping[str, float] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",

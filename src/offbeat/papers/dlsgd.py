@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from offbeat.compare import Comparison
+from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
 from offbeat.experiment import Experiment, run
 from offbeat.papers.recipe import Made, Settings, TableMade
@@ -104,7 +105,10 @@ def cell(line: Line, data: str, n: int, settings: Settings, local_steps: int = 5
     for seed in range(settings.seeds):
         chosen = experiment(line, data, n, settings, seed, local_steps)
         label = f"{data} {line.setting} {line.method} n = {n} K = {local_steps} seed {seed}"
-        made.append(run(chosen, None, Progress(label, chosen.until)))
+        try:
+            made.append(run(chosen, None, Progress(label, chosen.until)))
+        except BadNumbers as error:  # a cell that diverges is a result too
+            made.append(error.outcome)
     return made
 
 
@@ -174,17 +178,23 @@ def write(made: Made, settings: Settings, name: str) -> None:
 
 def curves(settings: Settings, cells: Sequence[tuple[str, Line, str, int, int]], title: str, name: str) -> Made:
     """Run cells (label, line, data, n, K) and draw them together, a picture for each data set and setting."""
-    made = Made([TableMade(f"DLSGD {title} ({settings.scale})", ("data", *report.COLUMNS), [])])
+    columns = ("data", *report.COLUMNS, "paper, s (K = 50)")
+    made = Made([TableMade(f"DLSGD {title} ({settings.scale})", columns, [])])
     groups: dict[str, dict[str, list[Outcome]]] = {}
+    targets: dict[str, float] = {}
+    paper: dict[tuple[str, str], str] = {}
     for label, line, data, n, local_steps in cells:
         outcomes = cell(line, data, n, settings, local_steps)
         groups.setdefault(f"{data}-{line.setting}", {})[label] = outcomes
+        targets[f"{data}-{line.setting}"] = TARGET[data, line.setting]
+        paper[data, label] = report.amount(line.seconds[data][SIZES.index(n)] if local_steps == 50 else None)
         made.figures += [{"label": label, "n": n, "local_steps": local_steps, **o.result} for o in outcomes]
     for group, by_label in groups.items():
-        comparison = Comparison(by_label, None)
+        comparison = Comparison(by_label, targets[group])
         picture = settings.out / f"{name}-{group}.png"
         made.files.append(plots.comparison(comparison.curves(), picture, f"{title}: {group}"))
-        made.tables[0].rows.extend([group, *row] for row in comparison.rows())
+        data = group.removesuffix(f"-{NON_IID}").removesuffix(f"-{IID}")
+        made.tables[0].rows.extend([group, *row, paper[data, row[0]]] for row in comparison.rows())
     write(made, settings, name)
     return made
 

@@ -49,11 +49,15 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: the figures (`result`), one row per evaluation (`metrics`), the model by parameter name."""
+    """What a run came to: the figures (`result`, each also an attribute), one row per evaluation (`metrics`), and the
+    model by parameter name, as `load_state_dict` takes it."""
 
     result: dict[str, Any]
     metrics: list[dict[str, Any]]
     model: dict[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.result})"
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -239,8 +243,10 @@ class Loop:
 
     def reached(self) -> str | None:
         """The limit on accuracy, loss or samples that is reached, or None."""
-        if self.account.samples >= self.config.until.get("samples", math.inf):
-            return f"samples {self.account.samples} >= {self.config.until['samples']}"
+        for name in ("samples", "bytes_up", "bytes_down"):
+            spent = getattr(self.account, name)
+            if spent >= self.config.until.get(name, math.inf):
+                return f"{name} {spent:.0f} >= {self.config.until[name]}"
         looked = self.metrics[-1]["commit"] == self.account.commits
         return stop_reason(self.config.until, self.metrics) if looked else None
 

@@ -14,6 +14,7 @@ COLUMNS = (
     "method",
     "accuracy",
     "best",
+    "loss",
     "commits",
     "virtual s",
     "client-steps",
@@ -27,6 +28,10 @@ COLUMNS = (
 
 def amount(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def significant(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def average(results: Sequence[Mapping[str, Any]], *path: str) -> float | None:
@@ -54,6 +59,7 @@ def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: flo
                 label,
                 amount(average(results, "accuracy_final"), 4),
                 amount(average(results, "accuracy_best"), 4),
+                significant(average(results, "loss_final")),
                 amount(average(results, "commits"), 0),
                 amount(average(results, "virtual_seconds"), 1),
                 amount(average(results, "client_steps"), 0),

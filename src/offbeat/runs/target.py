@@ -10,7 +10,7 @@ from typing import Any
 from offbeat.errors import unknown
 from offbeat.options import fits
 
-LIMITS = ("accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples")
+LIMITS = ("accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down")
 SMOOTH = 5  # evaluations in the running mean of the smoothed crossing
 
 

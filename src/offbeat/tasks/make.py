@@ -65,7 +65,7 @@ def quadratics(
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the config does not say
-    "digits": {"model": {"name": "mlp", "hidden": 64}, "split": {"name": "dirichlet", "alpha": 0.3}},
+    "digits": {"model": "logistic"},
     "fashion-mnist": {"model": "dlsgd-cnn"},
     "mnist": {"model": "mlp"},
     "cifar10": {"model": "dlsgd-cnn"},
@@ -90,7 +90,9 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
 
 def named(kind: str, given: Named, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     options = {"name": given} if isinstance(given, str) else dict(given)
-    name = str(options.pop("name", ""))
+    if "name" not in options:
+        raise ConfigError([f"{kind} = {given} has no name; write {kind}.name = ... (known: {', '.join(table)})"])
+    name = str(options.pop("name"))
     if name not in table:
         raise ConfigError([unknown(kind, name, table)])
     return name, options
