@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
-from offbeat.engines.graphs import LADDER, padded
+from offbeat.engines.graphs import LADDER, OFTEN, GraphAdvance, padded, run_steps
 from offbeat.engines.local import BadNumbers, LocalEngine, pick_device
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.experiment import build_method
 from offbeat.keys import generator
-from offbeat.records import Overwritten
+from offbeat.records import Begun, Overwritten
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
 from worlds import play, quadratic_world, times
@@ -175,3 +176,41 @@ def test_a_dataset_will_do() -> None:
         Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", until={"commits": 2})
     )
     assert outcome.accuracy_final is not None
+
+
+class Eager(GraphAdvance):
+    """Replays by running what would have been captured: all of the logic of graphs but the capture itself."""
+
+    def capture(self, problem: Any, at: Any, steps: int) -> Any:
+        return SimpleNamespace(replay=lambda: run_steps(problem, at, steps))
+
+
+@pytest.mark.parametrize("batch", [4, None])
+def test_padded_buffers_and_unrolled_steps_change_nothing(batch: int | None) -> None:
+    """Waves of many sizes one after another, with steps that are no multiple of the unrolling and leave early."""
+    rng = np.random.default_rng(1)
+    x, y = torch.from_numpy(rng.standard_normal((66, 3))), torch.from_numpy(rng.integers(0, 2, 66))
+    shards = [range(6 * i, 6 * i + (6 if i % 2 else 3)) for i in range(11)]
+    task = Task(nn.Linear(3, 2), functional.cross_entropy, (x, y), shards, batch_size=batch)
+    made = build_method({"name": "local-sgd", "local_steps": 2, "client_options": {"momentum": 0.9}})
+    engine = LocalEngine(made, task, 0, torch.device("cpu"), "float64")
+    plain, eager = engine.advance, Eager()
+    for size in (1, 3, 5, 11, 7, 3, 3):
+        jobs = [Begun(client, size, 0, (23, 10, 4)[client % 3]) for client in range(size)]
+        engine.advance = plain
+        one = engine.solve(jobs)
+        engine.advance = eager
+        two = engine.solve(jobs)
+        assert torch.allclose(one.updates["delta"], two.updates["delta"], rtol=0, atol=1e-13)
+        assert torch.allclose(one.losses, two.losses, rtol=0, atol=1e-13)
+        assert two.bad.tolist() == [-1] * size
+    assert {width for _, width in eager.buffers} == ({4} if batch else {3, 6})
+    assert any(size > 5 for size, _ in eager.buffers)  # six clients with whole shards of one size, eleven without
+
+
+def test_a_size_that_keeps_coming_gets_a_graph_of_its_own() -> None:
+    engine, _ = play({"name": "local-sgd", "n": 7}, quadratic_world(), times(8), commits=1)
+    engine.advance = Eager()
+    for number in range(OFTEN):
+        engine.solve([Begun(client, number, 1, 2) for client in range(7)])
+    assert {size for size, _ in engine.advance.buffers} == {padded(7), 7}
