@@ -22,8 +22,8 @@ from rich.console import Console
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
+from offbeat.assemble import build_method
 from offbeat.engines.local import LocalEngine, pick_device
-from offbeat.experiment import build_method
 from offbeat.records import Begun
 from offbeat.runs.report import show
 from offbeat.tasks.models import build as build_model

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from offbeat import METHODS, cli
-from offbeat.experiment import Experiment
+from offbeat.config import Experiment
 from offbeat.experiment import run as run_experiment
 from offbeat.runs.store import read_metrics
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import METHODS, Buffer, ConfigError, Experiment, Rounds, Sampled, Task, build, run, toml
-from offbeat.experiment import build_method
+from offbeat.assemble import build_method
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
 from offbeat.options import defaults, fits, option_problems, spoken

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
+from offbeat.assemble import build_method
 from offbeat.engines.graphs import LADDER, OFTEN, GraphAdvance, padded, run_steps
 from offbeat.engines.local import BadNumbers, LocalEngine, pick_device
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.experiment import build_method
 from offbeat.keys import generator
 from offbeat.records import Begun, Overwritten
 from offbeat.schedule.clock import VirtualClock

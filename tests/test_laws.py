@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offbeat import METHODS
-from offbeat.experiment import build_method
+from offbeat.assemble import build_method
 from offbeat.keys import generator
 from offbeat.method import Cohort
 from offbeat.records import Begun, Commit

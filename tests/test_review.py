@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, compare, run
+from offbeat.assemble import build, build_method
 from offbeat.engines.local import LocalEngine
-from offbeat.experiment import build, build_method
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.records import Arrived, Begun, Commit, Joined, Left, Start

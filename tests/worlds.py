@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from offbeat.assemble import build_method
 from offbeat.engines.local import Done, LocalEngine
-from offbeat.experiment import build_method
 from offbeat.keys import generator
 from offbeat.method import Method
 from offbeat.schedule.clock import VirtualClock

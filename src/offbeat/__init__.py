@@ -1,8 +1,10 @@
 """Offbeat trains one model over many clients that keep no common time."""
 
+from offbeat.assemble import build
 from offbeat.compare import Comparison, compare
+from offbeat.config import Experiment
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.experiment import Experiment, build, replay, resume, run
+from offbeat.experiment import replay, resume, run
 from offbeat.fleets.fleet import Fleet
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
 from offbeat.methods import METHODS

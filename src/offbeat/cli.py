@@ -15,9 +15,9 @@ from rich.console import Console
 
 from offbeat import __version__, toml
 from offbeat.compare import compare as run_comparison
+from offbeat.config import Experiment
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, unknown
-from offbeat.experiment import Experiment
 from offbeat.experiment import replay as replay_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offbeat.assemble import build
+from offbeat.config import Experiment
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
-from offbeat.experiment import Experiment, build, run
+from offbeat.experiment import run
 from offbeat.runs import plots, report
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress

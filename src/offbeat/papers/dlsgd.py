@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from offbeat.compare import Comparison
+from offbeat.config import Experiment
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
-from offbeat.experiment import Experiment, run
+from offbeat.experiment import run
 from offbeat.papers.recipe import Made, Settings, TableMade
 from offbeat.runs import plots, report
 from offbeat.runs.loop import Outcome

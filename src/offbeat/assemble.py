@@ -1,0 +1,182 @@
+"""From a config to the objects of a run, or to one error that names everything that is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
+from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
+from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.fleet import Fleet
+from offbeat.fleets.make import FLEETS
+from offbeat.fleets.make import build as build_fleet
+from offbeat.keys import generator
+from offbeat.method import Method, Policy
+from offbeat.methods import METHODS
+from offbeat.options import fits, option_problems, spoken
+from offbeat.runs.account import Account
+from offbeat.runs.loop import Evaluate
+from offbeat.runs.target import limit_problems
+from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.horizon import Driver, Horizon
+from offbeat.tasks.make import TASKS, build_task
+from offbeat.tasks.task import Task
+
+AHEAD = 4  # the schedule runs ahead by the updates of so many clients' jobs each
+
+
+@dataclass(frozen=True)
+class Built:
+    """The objects of an experiment, ready to run."""
+
+    experiment: Experiment
+    method: Method
+    task: Task
+    fleet: Fleet
+
+    @property
+    def vector_bytes(self) -> float:
+        own = sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
+        return self.fleet.payload_bytes or float(own * (8 if self.experiment.precision == "float64" else 4))
+
+    def account(self, engine: LocalEngine) -> Account:
+        rule = self.method.what
+        size, batch = engine.problem.samples.size.tolist(), self.task.batch_size
+        each = size if batch is None else [batch] * len(size)
+        down, up = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
+        return Account(self.task.clients, each, down, up, not self.method.when.overlaps)
+
+    def clock(self) -> VirtualClock:
+        rule = self.method.what
+        sizes = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
+        durations = self.fleet.durations(self.experiment.seed, *sizes)
+        return VirtualClock(self.method.when, durations, generator(self.experiment.seed, "policy"))
+
+    def engine(self) -> LocalEngine:
+        e = self.experiment
+        return LocalEngine(self.method, self.task, e.seed, pick_device(e.device), e.precision, e.mode, e.memory_gib)
+
+    def horizon(self, driver: Driver) -> Horizon:
+        until = self.experiment.until
+        last = int(until["commits"]) if "commits" in until else None
+        ahead = max(256, AHEAD * self.task.clients)
+        return Horizon(driver, min(ahead, 8192), last, until.get("virtual_seconds"))
+
+
+def build_method(given: Any) -> Method:
+    if isinstance(given, Method):
+        return given
+    name, options = split_name("method", given)
+    if name not in METHODS:
+        raise ConfigError([unknown("method", name, METHODS)])
+    when = options.pop("when", None)
+    problems = option_problems(name, METHODS[name], options, ("when",))
+    policy: Policy | None = None
+    if isinstance(when, str):
+        when = {"policy": when}
+    if when is not None:
+        idle = [name for name in options if name in SCHEDULE_OPTIONS]
+        problems += [f"{name}: {key} has no effect with when; say it in when (size, steps, ...)" for key in idle]
+    if isinstance(when, Mapping):
+        kind = when.get("policy")
+        rest = {k: v for k, v in when.items() if k != "policy"}
+        if kind in POLICIES:
+            problems += option_problems(f"policy '{kind}'", POLICIES[kind], rest)
+            policy = None if problems else POLICIES[kind](**rest)
+        else:
+            problems.append(unknown("policy", str(kind), POLICIES))
+    else:
+        policy = when
+    if problems:
+        raise ConfigError(problems)
+    return METHODS[name](**options, when=policy)
+
+
+def build(experiment: Experiment) -> Built:
+    """All objects of an experiment, or one error that names everything that is wrong with it."""
+    problems = plain_problems(experiment)
+    ends = not problems and not all(name.startswith("accuracy") for name in experiment.until)
+    if not fits(experiment.seed, int) or experiment.seed < 0:
+        problems.append(f"seed = {experiment.seed!r}; it must be a whole number, 0 or more")
+        experiment = replace(experiment, seed=0)  # one bad seed should not be named three times
+    made: dict[str, Any] = {}
+
+    def attempt(kind: str, make: Any) -> None:
+        try:
+            made[kind] = make()
+        except ConfigError as error:
+            problems.extend(error.problems)
+
+    attempt("device", lambda: pick_device(experiment.device))
+    attempt("method", lambda: build_method(experiment.method))
+    attempt("task", lambda: make_task(experiment))
+    task: Task | None = made.get("task")
+    if task is not None:
+        problems += task.problems()
+        if not problems and not ends and not task.has_accuracy:
+            problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
+        attempt("fleet", lambda: make_fleet(experiment, task.clients))
+        if "method" in made:
+            problems += made["method"].when.problems(task.clients)
+    elif not isinstance(experiment.fleet, Fleet):
+        attempt("fleet", lambda: make_fleet(experiment, 100))
+    if problems:
+        raise ConfigError(problems)
+    return Built(experiment, made["method"], made["task"], made["fleet"])
+
+
+def plain_problems(experiment: Experiment) -> list[str]:
+    """What is wrong with the values that stand for themselves."""
+    problems = []
+    for name, check in (("until", limit_problems), ("evaluate", evaluate_problems)):
+        table = getattr(experiment, name)
+        problems += check(table) if isinstance(table, Mapping) else [f"{name} = {table!r}; it must be a table"]
+    for target in experiment.targets:
+        if not fits(target, float) or not 0 < target <= 1:
+            problems.append(f"targets: {target!r} is not an accuracy between 0 and 1")
+    kinds = {"precision": Precision, "mode": Mode, "memory_gib": float | None, "checkpoint_seconds": float}
+    for name, hint in kinds.items():
+        value = getattr(experiment, name)
+        if not fits(value, hint) or (isinstance(value, int | float) and value <= 0):
+            problems.append(f"{name} = {value!r}; it must be {spoken(hint)}, and positive if it is a number")
+    return problems
+
+
+def make_task(experiment: Experiment) -> Task:
+    if isinstance(experiment.task, Task):
+        return experiment.task
+    name, options = split_name("task", experiment.task)
+    if name not in TASKS:
+        raise ConfigError([unknown("task", name, TASKS)])
+    return build_task(name, options, experiment.seed)
+
+
+def make_fleet(experiment: Experiment, clients: int) -> Fleet:
+    if isinstance(experiment.fleet, Fleet):
+        fleet = experiment.fleet
+        if fleet.clients != clients:
+            raise ConfigError([f"the fleet has {fleet.clients} clients, the task {clients}; they must be the same"])
+        if fleet.problems():
+            raise ConfigError(fleet.problems())
+        return fleet
+    name, options = split_name("fleet", experiment.fleet)
+    if name not in FLEETS:
+        raise ConfigError([unknown("fleet", name, FLEETS)])
+    if {"clients", "seed"} & set(options):
+        raise ConfigError(
+            ["a fleet is as large as its task and drawn by the run's seed; set task.clients or seed instead"]
+        )
+    return build_fleet(name, clients, experiment.seed, **options)
+
+
+def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
+    found = option_problems("evaluate", Evaluate, table)
+    for name, value in table.items():
+        if fits(value, float) and not 0 < value < math.inf:
+            found.append(f"evaluate.{name} = {value}; it must be positive and finite")
+    if not table:
+        found.append("evaluate is empty; give every_commits or every_seconds")
+    return found

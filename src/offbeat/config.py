@@ -1,0 +1,102 @@
+"""An experiment: a frozen config, built in Python or read from TOML. What it names is made by `assemble`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from offbeat import toml
+from offbeat.engines.local import Mode, Precision
+from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.make import FLEETS
+from offbeat.methods import METHODS
+from offbeat.options import defaults
+from offbeat.schedule.buffer import Buffer
+from offbeat.schedule.rounds import Rounds
+from offbeat.schedule.sampled import Sampled
+from offbeat.tasks.make import DEFAULTS, TASKS
+
+POLICIES: dict[str, Any] = {"buffer": Buffer, "rounds": Rounds, "sampled": Sampled}
+SCHEDULE_OPTIONS = {
+    "n",
+    "buffer_size",
+    "local_steps",
+    "concurrency",
+    "overlap",
+    "replacement",
+    "over_selection",
+    "deadline",
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides a run. `method`, `task` and `fleet` are names, tables with a `name`, or your own objects."""
+
+    method: Any = "fedbuff"
+    task: Any = "digits"
+    fleet: Any = "straggling"
+    seed: int = 0
+    device: str = "auto"
+    precision: Precision = "float32"
+    mode: Mode = "wave"
+    memory_gib: float | None = None
+    checkpoint_seconds: float = 60.0
+    until: Mapping[str, float] = field(default_factory=lambda: {"commits": 200})
+    evaluate: Mapping[str, float] = field(default_factory=lambda: {"every_commits": 10})
+    targets: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Experiment:
+        """From a table (a TOML file); unknown keys are named."""
+        known = [f.name for f in fields(Experiment)]
+        problems = [unknown("key", name, known) for name in table if name not in known]
+        targets = table.get("targets", ())
+        if not isinstance(targets, list | tuple):
+            problems.append(f"targets = {targets!r}; it must be a list of accuracies, such as [0.8, 0.9]")
+        if problems:
+            raise ConfigError(problems)
+        return Experiment(**{**table, "targets": tuple(targets)})
+
+    def table(self) -> dict[str, Any]:
+        """The resolved config, every default spelt out; objects of your own appear by name only."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        makers: dict[str, Mapping[str, Any]] = {"method": METHODS, "task": TASKS, "fleet": FLEETS}
+        fixed = {"method": ("when",), "task": ("data", "seed"), "fleet": ("clients", "seed")}
+        for kind, table in makers.items():
+            given = plain[kind]
+            if not isinstance(given, str | Mapping):
+                plain[kind] = {"name": given.name, "custom": True}
+                continue
+            name, options = split_name(kind, given)
+            own = defaults(table[name], fixed[kind]) | (DEFAULTS.get(name, {}) if kind == "task" else {})
+            if options.get("when") is not None:
+                own = {key: value for key, value in own.items() if key not in SCHEDULE_OPTIONS}
+                options["when"] = written_policy(options["when"])
+            plain[kind] = {"name": name, **own, **options}
+        return plain
+
+    def toml(self) -> str:
+        return toml.write(self.table())
+
+
+def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
+    if not isinstance(given, str | Mapping):
+        raise ConfigError([f"{kind} = {given!r}; it must be a name, or a table with a name"])
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    if "name" not in options:
+        raise ConfigError([f'{kind} has no name; write {kind} = "..." or [{kind}] with name = "..."'])
+    if options.pop("custom", False):
+        raise ConfigError(
+            [f"{kind} '{options['name']}' was given as an object; pass the object again to run this config"]
+        )
+    return str(options.pop("name")), options
+
+
+def written_policy(when: Any) -> dict[str, Any]:
+    """A policy as a config would name it, every default spelt out."""
+    given = {"policy": when} if isinstance(when, str) else when
+    if isinstance(given, Mapping):
+        return {"policy": given["policy"], **defaults(POLICIES[given["policy"]]), **given}
+    return {"policy": type(given).__name__.lower(), **asdict(given)}
