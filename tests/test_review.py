@@ -142,3 +142,19 @@ def test_every_method_learns_with_its_defaults() -> None:
     for name in METHODS:
         made = run(Experiment(method=name, device="cpu", until={"commits": 2000 if name == "fedasync" else 200}))
         assert made.accuracy_best > 0.8, (name, made.accuracy_best)
+
+
+def test_a_loss_that_gives_no_number_is_said_so() -> None:
+    task = replace(whole_shards(nn.CrossEntropyLoss(reduction="none"), nn.Linear(4, 3)), batch_size=2)
+    with pytest.raises(Exception, match="the loss must give one number for a batch"):
+        run(Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", mode="twin"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda w, u, c: w["model"], lambda w, u, c: {"model": u["delta"]}], ids=["tensor", "matrix"]
+)
+def test_a_commit_that_makes_no_state_is_said_so(wrong: Any) -> None:
+    made = build_method({"name": "local-sgd", "n": 4})
+    broken = replace(made, what=replace(made.what, commit=wrong))
+    with pytest.raises(Exception, match="its commit must give the vectors"):
+        play(broken, quadratic_world(), times(8), 2)

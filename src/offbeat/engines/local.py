@@ -186,13 +186,21 @@ class LocalEngine:
             self.problem.samples.size[clients].to(kind["dtype"]),
             self.version,
         )
-        self.server = self.method.what.commit(self.server, updates, cohort)
+        self.server = self.checked(self.method.what.commit(self.server, updates, cohort))
         self.version += 1
         self.versions[self.version] = self.broadcast()
         for job in set(step.commit.jobs):
             del self.results[job]
         self.forget(horizon)
         return Done(self.version, step, staleness)
+
+    def checked(self, state: Any) -> State:
+        """What a commit made, if it is a state of the same vectors."""
+        want = {name: tuple(t.shape) for name, t in self.server.items()}
+        made = {name: tuple(t.shape) for name, t in state.items()} if isinstance(state, dict) else type(state).__name__
+        if made != want:
+            raise OffbeatError(f"method '{self.method.name}': its commit must give the vectors {want}; it gave {made}")
+        return state  # type: ignore[no-any-return]
 
     def complaint(self, result: Result) -> str:
         job = result.begun
@@ -222,7 +230,7 @@ class LocalEngine:
         for part in range(0, len(x), batch):
             target = y[part : part + batch]
             out = self.problem.model.outputs(flat, x[part : part + batch])
-            loss += self.problem.model.loss(out, target).double() * len(target)
+            loss += self.problem.model.mean_loss(out, target).double() * len(target)
             if out.dim() == 2 and out.shape[1] > 1 and not target.is_floating_point():
                 hits = (out.argmax(dim=1) == target).sum()
                 right = hits if right is None else right + hits

@@ -89,7 +89,14 @@ class FlatModel:
             return torch.vmap(self.batch_loss)(self.views(flat), x, y)
 
     def batch_loss(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(functional_call(self.module, views, (x,)), y)
+        return self.mean_loss(functional_call(self.module, views, (x,)), y)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        value = self.loss(outputs, targets)
+        if value.dim():
+            shape = tuple(value.shape)
+            raise ConfigError([f"the loss must give one number for a batch, its mean; it gave shape {shape}"])
+        return value
 
 
 class ForClients(TorchFunctionMode):
