@@ -11,6 +11,7 @@ import torch
 
 from offbeat import METHODS
 from offbeat.assemble import build_method
+from offbeat.engines.local import LocalEngine
 from offbeat.keys import generator
 from offbeat.method import Cohort
 from offbeat.records import Begun, Commit
@@ -61,19 +62,16 @@ def test_how_jobs_are_cut_into_waves_does_not_matter(name: str) -> None:
 
 
 def play_limited(made: Any, limit: int) -> Any:
-    from offbeat.engines.local import LocalEngine
-
     engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
     engine.limit = limit
     clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
     return engine, list(engine.commits(Horizon(clock, 256, 30)))
 
 
-@every_method
+@pytest.mark.parametrize("name", sorted(set(METHODS_UNDER_LAW) - {"fedasync"}))
 def test_order_of_updates_in_a_commit_does_not_matter(name: str) -> None:
+    """FedAsync is left out: it mixes one update after the other, and its buffer holds one."""
     made = build_method(method(name))
-    if made.name == "fedasync":
-        pytest.skip("it mixes one update after the other; its buffer holds one")
     engine, _ = play(made, quadratic_world(), WORLD, commits=5)
     rng = torch.Generator().manual_seed(0)
     updates = {key: torch.randn(4, 4, generator=rng, dtype=torch.float64) for key in made.what.local.sends}
@@ -148,8 +146,6 @@ def test_replay_of_a_trace_gives_the_same_bits(name: str) -> None:
     rows = [row for commit in done for row in commit.step.rows]
     assert rows == [row for _, row in zip(rows, clock, strict=False)]
     again, _ = play(made, quadratic_world(), WORLD)
-    from offbeat.engines.local import LocalEngine
-
     replayed = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
     driver = Replay(rows, made.when, 8, generator(0, "policy"))
     assert len(list(replayed.commits(Horizon(driver, 256, 30)))) == 30

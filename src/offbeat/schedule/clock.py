@@ -204,11 +204,11 @@ class VirtualClock:
             self.rows.append((self.now, Overwritten(client, device.outbox.job)))
         device.outbox = job
         device.busy = None
-        sent = (not self.policy.holds or device.asked) and self.send(client, device)
-        if self.policy.overlaps or not sent:
-            self.next_work(client, device)
+        if not self.policy.holds or device.asked:
+            self.send(client, device)
+        self.next_work(client, device)
 
-    def send(self, client: int, device: Device) -> bool:
+    def send(self, client: int, device: Device) -> None:
         job = device.outbox
         assert job is not None
         device.outbox = None
@@ -217,7 +217,6 @@ class VirtualClock:
             device.busy = job  # the link is the client's only occupation until the upload is in
         done = self.now + self.durations.upload(client, job.job)
         self.at(done, self.on_arrival, client, device.token, job)
-        return True
 
     def on_arrival(self, client: int, token: int, job: Begun) -> None:
         device = self.devices[client]
