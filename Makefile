@@ -19,7 +19,7 @@ lint: $(READY)
 	$(VENV)/bin/lint-imports
 
 bench: $(READY)
-	$(RUN) benchmarks/waves.py
+	$(VENV)/bin/offbeat bench --out bench.json
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

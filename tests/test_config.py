@@ -198,7 +198,7 @@ def test_an_experiment_of_a_table_is_the_experiment_in_python():
         ({"evaluate": {"every_commits": 1.5}}, "every_commits = 1.5; it must be a whole number or none"),
         ({"evaluate": {"every_comits": 1}}, "did you mean 'every_commits'?"),
         ({"device": "tpu"}, "device = 'tpu'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"precision": "float16"}, "precision = 'float16'; it must be one of 'float32', 'tf32', 'float64'"),
+        ({"precision": "float16"}, "precision = 'float16'; it must be one of 'float32', 'tf32', 'bf16', 'float64'"),
         ({"mode": "twins"}, "mode = 'twins'; it must be one of 'wave', 'twin'"),
         ({"memory_gib": "all"}, "memory_gib = 'all'; it must be a number or none"),
         ({"seed": -1}, "seed = -1; it must be a whole number, 0 or more"),
@@ -245,7 +245,7 @@ def holed(row):
     ("changed", "said"),
     [
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d ('1') with running statistics"),
-        ({"model": nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 3))}, "Dropout ('0') with p = 0.1"),
+        ({"model": nn.Sequential(nn.Dropout1d(0.1), nn.Linear(4, 3))}, "Dropout1d ('0') with p = 0.1"),
         ({"model": nn.Flatten()}, "the model has no parameters to train"),
         ({"data": (own().data[0], own().data[1] + 1)}, "labels run from 1 to 3; the model has 3 outputs"),
         ({"data": (own().data[0], own().data[1] - 1)}, "labels run from -1 to 1"),

@@ -181,8 +181,8 @@ def test_a_dataset_will_do() -> None:
 class Eager(GraphAdvance):
     """Replays by running what would have been captured: all of the logic of graphs but the capture itself."""
 
-    def capture(self, problem: Any, at: Any, steps: int) -> Any:
-        return SimpleNamespace(replay=lambda: run_steps(problem, at, steps))
+    def capture(self, problem: Any, at: Any, steps: int, width: int) -> Any:
+        return SimpleNamespace(replay=lambda: run_steps(problem, at, steps, width))
 
 
 @pytest.mark.parametrize("batch", [4, None])

@@ -14,6 +14,9 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__, toml
+from offbeat.bench import ITEMS
+from offbeat.bench import Settings as Bench
+from offbeat.bench import bench as run_bench
 from offbeat.compare import compare as run_comparison
 from offbeat.config import Experiment
 from offbeat.engines.local import BadNumbers
@@ -23,7 +26,7 @@ from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS
-from offbeat.options import defaults
+from offbeat.options import defaults, option_problems
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import report
@@ -89,6 +92,13 @@ def assignment(flag: str, text: str) -> tuple[str, Any]:
     if not equals or not name or not value:
         raise ConfigError([f"{flag} {text}: write it as key=value, e.g. {flag} commits=100"])
     return name.strip(), toml.parse_value(value.strip())
+
+
+def split_pair(flag: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ConfigError([f"{flag} {text}: write it as NAME=COMMAND, e.g. {flag} 'pfl=python pfl_protocol.py'"])
+    return name.strip(), value.strip()
 
 
 def print_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
@@ -284,6 +294,47 @@ def paper(
         console.print(note, highlight=False, soft_wrap=True)
     for path in made.files:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def bench(
+    item: Annotated[list[str] | None, typer.Argument(help=f"Only these items: {', '.join(ITEMS)}.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, or tf32 or bf16 on CUDA.")] = "float32",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: a look, not a figure.")] = False,
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            help="NAME=COMMAND: another simulator for the protocol; its last line must be JSON with seconds_per_round.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for the figures.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure speed: waves against PyTorch's plain loop, asynchronous against synchronous, the clock, the protocol.
+
+    Example: offbeat bench waves asynchronous --device cuda --precision tf32 --out bench.json
+    """
+    wrong = option_problems("bench", Bench, {"precision": precision}, ("device", "quick", "others"))
+    if wrong:
+        raise ConfigError(wrong)
+    given = tuple((name, str(command)) for name, command in (split_pair("--with", text) for text in others or []))
+    settings = Bench(device, precision, quick, given)  # type: ignore[arg-type]
+    with Console(stderr=True).status("bench") as status:
+        results = run_bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(results))
+        return
+    where = f"{results['facts']['device']}, {precision}, torch {results['facts']['torch']}"
+    for name in ITEMS:
+        if name in results:
+            report.show_records(f"{name}: {where}", results[name], console)
+    if out is not None:
+        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)

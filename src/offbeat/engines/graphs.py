@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offbeat.method import Carry, Job
-from offbeat.numerics.wave import Problem, Tally, one_step
+from offbeat.method import Carry
+from offbeat.numerics.wave import Problem, Tally, Work, draw, one_step, tallied
 
 LADDER = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-UNROLL = 10  # steps in one graph; what is left over is replayed one by one
-OFTEN = 24  # a size seen so often gets a graph without padding
+UNROLL = (5, 1)  # steps in one graph; a job's steps are made up of these
+OFTEN = 8  # a size seen so often gets a graph without padding
+ALIGN = 32  # numbers: rows of the buffers are so aligned, because matrix products read aligned rows faster
 
 
 def padded(clients: int) -> int:
@@ -34,14 +35,27 @@ def padded(clients: int) -> int:
     return LADDER[bisect_left(LADDER, clients)]
 
 
+def fitting(ready: int, urgent: int) -> int:
+    """How many of the jobs that are ready to take into a wave of which the first `urgent` must be computed now.
+
+    The largest size on the ladder, so that nothing is padded: jobs that nobody waits for go into the next wave.
+
+    >>> fitting(58, 10), fitting(58, 50), fitting(100, 100)
+    (48, 58, 100)
+    """
+    size = padded(ready)
+    if size > ready:
+        size = LADDER[bisect_left(LADDER, ready) - 1] if ready < LADDER[-1] else size - 64
+    return size if size >= urgent else ready
+
+
 class Buffers(NamedTuple):
     """The fixed places that a graph reads and writes."""
 
     carry: Any
-    job: Job
+    work: Work
     tally: Tally
-    rows: Tensor  # [n, UNROLL, b]
-    number: Tensor  # the number of the next local step
+    begin: Tensor  # the number of the next local step
 
 
 class GraphAdvance:
@@ -54,71 +68,79 @@ class GraphAdvance:
         self.pool: Any = None
 
     def __call__(
-        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally
+        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
-        clients, count, width = rows.shape
+        clients = len(work.client)
         self.seen[clients, width] += 1
-        own = (clients, width) in self.buffers or self.seen[clients, width] >= OFTEN
-        size = (clients if own else padded(clients), width)
+        size = (clients if self.seen[clients, width] >= OFTEN else padded(clients), width)
         if size not in self.buffers:
-            self.buffers[size] = make_buffers(size[0], carry, job, rows, tally)
+            self.buffers[size] = make_buffers(size[0], carry, work, tally)
         at = self.buffers[size]
-        write((at.carry, at.job, at.tally), (carry, job, tally))
-        at.number.fill_(begin)
-        for first in range(0, count, UNROLL):
-            steps = min(UNROLL, count - first)
-            at.rows[:clients, :steps].copy_(rows[:, first : first + steps])
-            if steps == UNROLL:
-                self.graph(problem, size, UNROLL).replay()
-                continue
-            for k in range(steps):  # the one-step graph reads place 0
-                at.rows[:clients, 0].copy_(rows[:, first + k])
-                self.graph(problem, size, 1).replay()
-        result: tuple[Carry, Tally] = pytree.tree_map(lambda t: t[:clients].clone(), (at.carry, at.tally))
-        return result
+        write((at.carry, at.work, at.tally), (carry, work, tally))
+        at.begin.fill_(begin)
+        for steps in UNROLL:
+            for _ in range(count // steps):
+                self.graph(problem, size, steps).replay()
+            count %= steps
+        found: tuple[Carry, Tally] = pytree.tree_map(
+            lambda place, t: part(place, t).clone(), (at.carry, at.tally), (carry, tally)
+        )
+        return found
 
     def graph(self, problem: Problem, size: tuple[int, int], steps: int) -> torch.cuda.CUDAGraph:
         if (size, steps) not in self.graphs:
-            self.graphs[size, steps] = self.capture(problem, self.buffers[size], steps)
+            self.graphs[size, steps] = self.capture(problem, self.buffers[size], steps, size[1])
         return self.graphs[size, steps]
 
-    def capture(self, problem: Problem, at: Buffers, steps: int) -> torch.cuda.CUDAGraph:
-        kept = pytree.tree_map(torch.clone, (at.carry, at.tally, at.number))  # warming up must not move anything
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                run_steps(problem, at, 1)
-        torch.cuda.current_stream().wait_stream(stream)
+    def capture(self, problem: Problem, at: Buffers, steps: int, width: int) -> torch.cuda.CUDAGraph:
+        kept = pytree.tree_map(torch.clone, (at.carry, at.tally, at.begin))  # warming up must not move anything
+        if self.pool is None:  # what happens once, such as compiling, must not be captured
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    run_steps(problem, at, 1, width)
+            torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            run_steps(problem, at, steps)
+            run_steps(problem, at, steps, width)
         self.pool = self.pool or graph.pool()
-        write((at.carry, at.tally, at.number), kept)
+        write((at.carry, at.tally, at.begin), kept)
         return graph
 
 
-def run_steps(problem: Problem, at: Buffers, steps: int) -> None:
-    """What is captured: some steps, from the buffers into the buffers."""
-    carry, tally, number = at.carry, at.tally, at.number
+def run_steps(problem: Problem, at: Buffers, steps: int, width: int) -> None:
+    """What is captured: some steps, from the buffers into the buffers. All of their batches are drawn first."""
+    carry, job = at.carry, at.work.job
+    rows, noise = draw(problem, at.work, at.begin, steps, width)
+    rows = rows.transpose(0, 1).contiguous()
+    x, y = problem.samples.x[rows], problem.samples.y[rows]
+    losses = torch.empty_like(noise, dtype=job.lr.dtype)
     for k in range(steps):
-        carry, tally = one_step(problem, carry, at.job, at.rows[:, k], number + k, tally)
-    write((at.carry, at.tally), (carry, tally))
-    at.number.add_(steps)
+        carry, losses[:, k] = one_step(problem, carry, job, x[k], y[k], noise[:, k])
+    write((at.carry, at.tally), (carry, tallied(at.tally, losses, at.begin)))
+    at.begin.add_(steps)
 
 
-def make_buffers(size: int, carry: Carry, job: Job, rows: Tensor, tally: Tally) -> Buffers:
+def make_buffers(size: int, carry: Carry, work: Work, tally: Tally) -> Buffers:
     def room(t: Tensor) -> Tensor:
-        return t.new_zeros((size, *t.shape[1:]))
+        """Rows of numbers get a tail of zeros, which stays zero: its gradient is."""
+        sides = t.shape[1:] if t.dim() < 2 else (*t.shape[1:-1], -(-t.shape[-1] // ALIGN) * ALIGN)
+        return t.new_zeros((size, *sides))
 
-    table = rows.new_zeros((size, UNROLL, rows.shape[2]))
-    at_carry, at_job, at_tally = pytree.tree_map(room, (carry, job, tally))
-    number = torch.zeros((), dtype=torch.int64, device=rows.device)
-    return Buffers(at_carry, at_job, at_tally, table, number)
+    at_carry, at_work, at_tally = pytree.tree_map(room, (carry, work, tally))
+    return Buffers(at_carry, at_work, at_tally, torch.zeros((), dtype=torch.int64, device=work.client.device))
+
+
+def part(place: Tensor, like: Tensor) -> Tensor:
+    """The first rows and columns of a place that a tensor fills."""
+    return place[tuple(slice(side) for side in like.shape)]
 
 
 def write(places: Any, values: Any) -> None:
-    """Copy values into the first rows of the places."""
+    """Copy values into the first rows of the places; a tail is zero again."""
     for place, value in zip(pytree.tree_leaves(places), pytree.tree_leaves(values), strict=True):
         if place.data_ptr() != value.data_ptr():
-            (place[: len(value)] if place.dim() else place).copy_(value)
+            part(place, value).copy_(value)
+            if place.dim() > 1 and place.shape[-1] > value.shape[-1]:
+                place[: len(value), ..., value.shape[-1] :].zero_()

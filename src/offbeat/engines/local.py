@@ -14,9 +14,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.engines.graphs import GraphAdvance
+from offbeat.engines.graphs import GraphAdvance, fitting
+from offbeat.engines.traced import TracedAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
+from offbeat.numerics import convolution
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
@@ -24,7 +26,7 @@ from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
 Mode = Literal["wave", "twin"]
-Precision = Literal["float32", "tf32", "float64"]
+Precision = Literal["float32", "tf32", "bf16", "float64"]
 
 
 class BadNumbers(OffbeatError):
@@ -85,9 +87,10 @@ class LocalEngine:
 
     def __post_init__(self) -> None:
         dtype = torch.float64 if self.precision == "float64" else torch.float32
-        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
-        model = self.task.flat_model(dtype).to(self.device)
+        fast = self.precision in ("tf32", "bf16")
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        torch.backends.cudnn.allow_tf32 = fast
+        model = self.task.flat_model(dtype, self.precision == "bf16").to(self.device)
         samples = self.task.samples(dtype).to(self.device)
         self.problem = Problem(model, samples, self.method.what.local, self.seed)
         self.server: State = self.method.what.init(model.initial())
@@ -96,8 +99,9 @@ class LocalEngine:
         self.limit = self.wave_limit()
         self.batched = False  # a wave has worked, so the model can be batched
         self.test = tuple(t.to(self.device) for t in self.task.evaluation(dtype))
-        captured = self.graphs and self.device.type == "cuda"
-        self.advance: Any = GraphAdvance() if captured else numerics.advance
+        self.advance: Any = numerics.advance
+        if self.graphs:
+            self.advance = GraphAdvance() if self.device.type == "cuda" else TracedAdvance(self.problem)
 
     def broadcast(self) -> State:
         return {name: self.server[name] for name in self.method.what.broadcasts}
@@ -116,9 +120,14 @@ class LocalEngine:
     def commits(self, horizon: Horizon) -> Iterator[Done]:
         for step in horizon:
             distinct = dict.fromkeys(step.commit.jobs)
-            while any(job not in self.results for job in distinct):
-                self.compute(horizon, horizon.ready(self.version)[: self.limit])
+            while urgent := sum(job not in self.results for job in distinct):
+                ready = horizon.ready(self.version)[: self.limit]
+                self.compute(horizon, ready[: self.fitting(len(ready), urgent)])
             yield self.commit(step, horizon)
+
+    def fitting(self, ready: int, urgent: int) -> int:
+        """How many of the ready jobs make the next wave."""
+        return fitting(ready, urgent) if isinstance(self.advance, GraphAdvance) else ready
 
     def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
         """One wave. When the device's memory runs out the wave is halved, now and for good."""
@@ -137,6 +146,7 @@ class LocalEngine:
             return self.compute(horizon, jobs[: self.limit])
         self.waves += 1
         self.jobs_computed += len(jobs)
+        horizon.fill()  # the device is still computing
         for row, (job, bad) in enumerate(zip(jobs, outcome.bad.tolist(), strict=True)):
             self.results[job[:2]] = Result(outcome.updates, row, job, bad)
             horizon.computed(job[:2])
@@ -145,7 +155,7 @@ class LocalEngine:
     def solve(self, jobs: list[Begun]) -> Outcome:
         used = {job.version: None for job in jobs}
         place = {version: i for i, version in enumerate(used)}
-        index = torch.tensor([place[job.version] for job in jobs], device=self.device)
+        index = torch.tensor([place[job.version] for job in jobs]).to(self.device, non_blocking=True)
         starts = {
             name: torch.stack([self.versions[v][name] for v in used]).index_select(0, index)
             for name in self.method.what.broadcasts
@@ -174,18 +184,12 @@ class LocalEngine:
         for result in results:
             if result.bad >= 0:
                 raise BadNumbers(self.complaint(result))
-        updates = {
-            name: torch.stack([r.updates[name][r.row] for r in results]) for name in self.method.what.local.sends
-        }
         staleness = [self.version - r.begun.version for r in results]
-        kind: dict[str, Any] = {"dtype": self.problem.model.dtype, "device": self.device}
-        clients = torch.tensor([r.begun.client for r in results], device=self.device)
-        cohort = Cohort(
-            torch.tensor(staleness, **kind),
-            torch.tensor([r.begun.steps for r in results], **kind),
-            self.problem.samples.size[clients].to(kind["dtype"]),
-            self.version,
-        )
+        sizes = self.problem.samples.sizes
+        numbers = [staleness, [r.begun.steps for r in results], [sizes[r.begun.client] for r in results]]
+        columns = torch.tensor(numbers, dtype=self.problem.model.dtype).to(self.device, non_blocking=True)
+        updates = {name: self.gathered(results, name) for name in self.method.what.local.sends}
+        cohort = Cohort(columns[0], columns[1], columns[2], self.version)
         self.server = self.checked(self.method.what.commit(self.server, updates, cohort))
         self.version += 1
         self.versions[self.version] = self.broadcast()
@@ -193,6 +197,22 @@ class LocalEngine:
             del self.results[job]
         self.forget(horizon)
         return Done(self.version, step, staleness)
+
+    def gathered(self, results: list[Result], name: str) -> Tensor:
+        """One vector of each update, in order; rows of the same wave are taken together."""
+        waves: dict[int, list[int]] = {}  # places in `results`, by wave
+        for place, result in enumerate(results):
+            waves.setdefault(id(result.updates), []).append(place)
+        order = [place for places in waves.values() for place in places]
+        rows = [results[place].row for place in order]
+        vectors = [results[places[0]].updates[name] for places in waves.values()]
+        if len(vectors) == 1 and rows == list(range(len(vectors[0]))):
+            return vectors[0]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        taken, home = torch.tensor([rows, back]).to(self.device, non_blocking=True)
+        parts = zip(vectors, taken.split([len(places) for places in waves.values()]), strict=True)
+        together = [wave.index_select(0, mine) for wave, mine in parts]
+        return together[0] if len(together) == 1 else torch.cat(together).index_select(0, home)
 
     def checked(self, state: Any) -> State:
         """What a commit made, if it is a state of the same vectors."""
@@ -252,6 +272,8 @@ class LocalEngine:
             "limit": self.limit,
             "notes": self.notes,
             "results": [[*r.begun, r.bad] for r in self.results.values()],
+            "convolutions": dict(convolution.chosen),
+            "sizes": [[*size, times] for size, times in getattr(self.advance, "seen", {}).items()],
         }
         return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
 
@@ -265,6 +287,9 @@ class LocalEngine:
         self.version, self.waves, self.jobs_computed = facts["version"], facts["waves"], facts["jobs_computed"]
         self.mode, self.notes = facts["mode"], facts["notes"]
         self.limit = min(self.limit, facts["limit"]) if self.memory_gib is None else self.limit
+        convolution.chosen.update(facts.get("convolutions", {}))
+        if self.graphs:
+            self.advance.seen.update({(clients, width): times for clients, width, times in facts.get("sizes", [])})
         self.versions, self.results = {}, {}
         for name, t in moved.items():
             kind, *where = name.split("/")

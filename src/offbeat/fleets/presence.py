@@ -6,6 +6,7 @@ Both kinds are lazy: a million clients cost no more than the records they share.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -17,11 +18,14 @@ from offbeat.fleets.laws import Exponential, shortened, wrong
 from offbeat.keys import fold, key, uniform
 
 Change: TypeAlias = tuple[float, bool]
+Opening: TypeAlias = tuple[list[bool], list[float]]
 
 
 class Presence(Protocol):
     def problems(self, clients: int) -> list[str]: ...
     def __call__(self, client: int) -> Iterator[Change]: ...
+    def opening(self, clients: int) -> Opening:
+        """For each client whether it is there at time 0, and when that changes (infinity: never)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +52,13 @@ class Recorded:
     def __call__(self, client: int) -> Iterator[Change]:
         user = client if self.users is None else int(self.users[client])
         return unroll(self.changes[user], self.periods[user])
+
+    def opening(self, clients: int) -> Opening:
+        firsts = [list(itertools.islice(unroll(*user), 2)) for user in zip(self.changes, self.periods, strict=True)]
+        there = [first[0][1] for first in firsts]
+        until = [first[1][0] if len(first) > 1 else math.inf for first in firsts]
+        users = range(clients) if self.users is None else self.users.tolist()
+        return [there[user] for user in users], [until[user] for user in users]
 
 
 def misfits(changes: Sequence[Change], period: float | None) -> list[str]:
@@ -99,10 +110,24 @@ class OnOff:
 
     def __call__(self, client: int) -> Iterator[Change]:
         root = key(self.seed, "presence", client)
-        lasts = {True: Exponential(self.mean_on), False: Exponential(self.mean_off)}
-        there = uniform(fold(root, 0)) < self.mean_on / (self.mean_on + self.mean_off)
+        lasts = self.lasts()
+        there = uniform(fold(root, 0)) < self.share
         time = 0.0
         for change in itertools.count(1):
             yield time, there
             time += lasts[there](uniform(fold(root, change)))
             there = not there
+
+    def opening(self, clients: int) -> Opening:
+        roots = key(self.seed, "presence", np.arange(clients, dtype=np.int64))
+        lasts = self.lasts()
+        there: list[bool] = (uniform(fold(roots, 0)) < self.share).tolist()
+        chances: list[float] = uniform(fold(roots, 1)).tolist()
+        return there, [lasts[now](chance) for now, chance in zip(there, chances, strict=True)]
+
+    @property
+    def share(self) -> float:
+        return self.mean_on / (self.mean_on + self.mean_off)
+
+    def lasts(self) -> dict[bool, Exponential]:
+        return {True: Exponential(self.mean_on), False: Exponential(self.mean_off)}

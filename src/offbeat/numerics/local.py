@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import Job, Local, State, Update
+from offbeat.numerics.clients import Descend
 from offbeat.numerics.rates import Rate, rate
 from offbeat.options import fits
 
@@ -47,12 +48,18 @@ def sgd(client_lr: Rate, options: Mapping[str, float] | None = None, proximal: f
             g = g + proximal * (y - x0)
         if isinstance(m, Tensor):
             g = m = momentum * m + g
-        return Path(y - job.lr * g, m, x0)
+        return Path(descend(y, job.lr, g), m, x0)
 
     def finish(server: State, path: Path, job: Job) -> Update:
         return {"delta": server["model"] - path.y}
 
     return Local(begin, step, finish, rate(client_lr))
+
+
+def descend(y: Tensor, lr: Tensor, g: Tensor) -> Tensor:
+    """`y - lr g`, in one pass over memory."""
+    moved: Tensor = Descend.apply(y, lr, g)  # type: ignore[no-untyped-call]
+    return moved
 
 
 def gradient() -> Local:

@@ -64,24 +64,29 @@ class Samples:
         """Samples that one step of a client uses."""
         return self.batch or self.sizes[client]
 
-    def rows(self, client: Tensor, key: Tensor, begin: int, count: int) -> Tensor:
-        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, b]`, from the job's key alone.
+    def rows(self, client: Tensor, key: Tensor, begin: int | Tensor, count: int, width: int | None = None) -> Tensor:
+        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, width]`, from the job's key alone.
 
-        Where shards are used whole, the n clients must have shards of one size.
+        Where shards are used whole, all of the n clients must have shards of `width` samples.
         """
-        size = self.size[client][:, None]
+        size, width = self.size[client][:, None], width or self.width
         if self.batch is None:
-            place = torch.arange(self.per_step(int(client[0])), device=size.device)[None]
+            place = torch.arange(width, device=size.device)[None]
         else:
-            slot = torch.arange(begin * self.batch, (begin + count) * self.batch, device=size.device)[None]
+            slot = torch.arange(count * width, device=size.device)[None] + begin * width
             if self.sampling == "replacement":
                 place = (keys.fold(key[:, None], slot) * size) >> 32
             else:
                 place = permuted(keys.fold(key[:, None], slot // size), slot % size, size)
         rows = self.order[self.first[client][:, None] + place]
         if self.batch is None:
-            return rows.expand(len(client), -1)[:, None].expand(-1, count, -1)
-        return rows.reshape(len(client), count, self.batch)
+            return rows[:, None].expand(-1, count, -1)
+        return rows.reshape(len(client), count, width)
+
+    def batch_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples and targets of rows of any shape; whole rows are copied at once."""
+        x, y = (t.index_select(0, rows.flatten()) for t in (self.x, self.y))
+        return x.reshape(*rows.shape, *x.shape[1:]), y.reshape(*rows.shape, *y.shape[1:])
 
 
 def permuted(key: Tensor, place: Tensor, size: Tensor) -> Tensor:

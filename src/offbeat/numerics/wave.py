@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat import keys
 from offbeat.method import Carry, Job, Local, State, Update
-from offbeat.numerics.samples import Samples
+from offbeat.numerics.clients import compiled
+from offbeat.numerics.samples import ROUNDS, Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 
@@ -40,6 +42,14 @@ class Problem(NamedTuple):
     seed: int
 
 
+class Work(NamedTuple):
+    """n jobs as columns: whose, with which keys, and the numbers that the rule may use."""
+
+    client: Tensor
+    key: Tensor  # of all that the job draws
+    job: Job
+
+
 class Tally(NamedTuple):
     """Running sums of a wave."""
 
@@ -48,47 +58,67 @@ class Tally(NamedTuple):
 
 
 class Advance(Protocol):
-    """Takes n clients some steps further; the plain loop below, or an engine's captured graph."""
+    """Takes n clients `count` steps of `width` samples further; the plain loop below, or an engine's captured graph."""
 
     def __call__(
-        self, problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally
+        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]: ...
 
 
 Solve: TypeAlias = Callable[[Problem, State, Sequence[Begun]], Outcome]
 
 
-def one_step(
-    problem: Problem, carry: Carry, job: Job, rows: Tensor, number: Tensor | int, tally: Tally
+def one_step(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Carry, Tensor]:
+    """One local step of n clients on their batches: take gradients, apply the rule; and the losses `[n]`."""
+    losses, gradient = problem.model.gradient(carry[0], x, y, noise)
+    return torch.vmap(problem.local.step)(carry, gradient, job), losses
+
+
+def advance(
+    problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
 ) -> tuple[Carry, Tally]:
-    """One local step of n clients: gather the batch, take gradients, apply the rule."""
+    """The plain loop over the steps."""
+    rows, noise = draw(problem, work, begin, count, width)
+    losses = []
+    for k in range(count):
+        carry, loss = one_step(problem, carry, work.job, *problem.samples.batch_of(rows[:, k]), noise[:, k])
+        losses.append(loss)
+    return carry, tallied(tally, torch.stack(losses, dim=1), begin)
+
+
+def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
+    """What steps `begin .. begin + count` of n jobs take from chance: rows of the data set `[n, count, width]`, and
+    keys `[n, count]` for what the model itself draws. All of it follows from the job's key and the step."""
     samples = problem.samples
-    with torch.enable_grad():
-        flat = carry[0].detach().requires_grad_()
-        losses = problem.model.losses(flat, samples.x[rows], samples.y[rows])
-        (gradient,) = torch.autograd.grad(losses.sum(), flat)
-    losses = losses.detach()
-    carry = torch.vmap(problem.local.step)(carry, gradient, job)
-    first_bad = (tally.bad < 0) & ~losses.isfinite()
-    return carry, Tally(tally.loss + losses, torch.where(first_bad, number, tally.bad))
+    if work.key.is_cuda and samples.batch is not None and compiled():
+        from offbeat.numerics import kernels
+
+        at = torch.as_tensor(begin, device=work.key.device)
+        shards = (samples.order, samples.first, samples.size, work.client, work.key)
+        rounds = ROUNDS if samples.sampling == "shuffle" else 0
+        rows, noise = kernels.draw(*shards, at, count, width, keys.MASK, rounds)
+        return rows.transpose(0, 1), noise.T
+    steps = torch.arange(count, device=work.key.device)[None] + begin
+    noise = keys.fold(keys.fold(work.key, keys.MASK)[:, None], steps)
+    return samples.rows(work.client, work.key, begin, count, width), noise
 
 
-def advance(problem: Problem, carry: Carry, job: Job, rows: Tensor, begin: int, tally: Tally) -> tuple[Carry, Tally]:
-    """The plain loop over `rows [n, count, b]`."""
-    for k in range(rows.shape[1]):
-        carry, tally = one_step(problem, carry, job, rows[:, k], begin + k, tally)
-    return carry, tally
+def tallied(tally: Tally, losses: Tensor, begin: int | Tensor) -> Tally:
+    """With the losses `[n, count]` of steps from `begin` on."""
+    wrong = ~losses.isfinite()
+    first = torch.where(wrong.any(1), wrong.int().argmax(1) + begin, -1)
+    return Tally(tally.loss + losses.sum(1), torch.where(tally.bad < 0, first, tally.bad))
 
 
-def job_columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> tuple[Tensor, Tensor, Job]:
-    """Client numbers, keys and the rule's numbers of n jobs as columns."""
-    client = torch.tensor([job.client for job in jobs], device=device)
-    number = torch.tensor([job.job for job in jobs], device=device)
-    key = keys.key(problem.seed, "batch", client, number)
-    rates = {job.version: problem.local.rate(job.version) for job in jobs}
-    kind = {"dtype": problem.model.dtype, "device": device}
-    lr = torch.tensor([rates[job.version] for job in jobs], **kind)  # type: ignore[arg-type]
-    return client, key, Job(lr, torch.tensor([job.steps for job in jobs], **kind))  # type: ignore[arg-type]
+def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Work:
+    """Jobs as columns, made on the host and sent at once."""
+    who = np.array([job[:2] for job in jobs], dtype=np.int64).T
+    whole = np.stack([who[0], keys.key(problem.seed, "batch", who[0], who[1])])
+    client, key = torch.from_numpy(whole).to(device, non_blocking=True)
+    rates = {version: problem.local.rate(version) for version in {job.version for job in jobs}}
+    numbers = torch.tensor([[rates[job.version] for job in jobs], [job.steps for job in jobs]], dtype=torch.float64)
+    lr, steps = numbers.to(problem.model.dtype).to(device, non_blocking=True)
+    return Work(client, key, Job(lr, steps))
 
 
 @torch.no_grad()
@@ -108,58 +138,59 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
             outcomes.append(tuple(wave(problem, own, [jobs[i] for i in group], advance)))
         back = torch.tensor(order, device=starts["model"].device).argsort()
         return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
-    client, key, columns = job_columns(problem, jobs, starts["model"].device)
-    carry, job = torch.vmap(problem.local.begin)(starts, columns), columns
-    tally = Tally(torch.zeros_like(job.lr), torch.full_like(client, -1))
+    work = whole = columns(problem, jobs, starts["model"].device)
+    carry = torch.vmap(problem.local.begin)(starts, work.job)
+    tally = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
     done: list[Any] = []  # (carry, tally) of those that have left, the last leaver first
-    active, begin = len(jobs), 0
-    while active:
-        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * sizes[0])))
-        rows = problem.samples.rows(client[:active], key[:active], begin, count)
-        carry, tally = advance(problem, carry, job, rows, begin, tally)
+    active, begin, width = len(jobs), 0, sizes[0]
+    while True:
+        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * width)))
+        carry, tally = advance(problem, carry, work, tally, begin, count, width)
         begin += count
         stay = sum(j.steps > begin for j in jobs[:active])
+        if not stay:
+            done.insert(0, (carry, tally))
+            break
         if stay < active:
             done.insert(0, pytree.tree_map(lambda t, s=stay: t[s:], (carry, tally)))
-            carry, tally, job = pytree.tree_map(lambda t, s=stay: t[:s], (carry, tally, job))
+            carry, tally, work = pytree.tree_map(lambda t, s=stay: t[:s], (carry, tally, work))
             active = stay
     carry, tally = pytree.tree_map(lambda *parts: torch.cat(parts), *done) if len(done) > 1 else done[0]
-    updates: Update = torch.vmap(problem.local.finish)(starts, carry, columns)
-    return outcome_of(updates, tally, columns)
+    updates: Update = torch.vmap(problem.local.finish)(starts, carry, whole.job)
+    return outcome_of(updates, tally, whole.job)
 
 
 @torch.no_grad()
 def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     """The slow twin: one client after the other, no vmap, no padding, no unfolding. Oracle and debug engine."""
     updates: list[Update] = []
-    losses: list[Tensor] = []
-    bad: list[Tensor] = []
+    tallies: list[Any] = []
     device = starts["model"].device
-    clients, key, columns = job_columns(problem, jobs, device)
-    samples = problem.samples
-    for i, work in enumerate(jobs):
+    samples, whole = problem.samples, columns(problem, jobs, device)
+    for i, begun in enumerate(jobs):
+        work: Work = pytree.tree_map(lambda t, i=i: t[i : i + 1], whole)
         start = {name: state[i] for name, state in starts.items()}
-        job = Job(columns.lr[i], columns.steps[i])
+        job = Job(work.job.lr[0], work.job.steps[0])
         carry = problem.local.begin(start, job)
-        total, wrong = torch.zeros_like(job.lr), torch.full_like(clients[i], -1)
-        for k in range(work.steps):
-            rows = samples.rows(clients[i : i + 1], key[i : i + 1], k, 1)[0, 0]
+        seen: list[Tensor] = []
+        for k in range(begun.steps):
+            rows, noise = (t[0, 0] for t in draw(problem, work, k, 1, samples.per_step(begun.client)))
             with torch.enable_grad():
                 flat = carry[0].detach().requires_grad_()
-                loss = problem.model.one(flat, samples.x[rows], samples.y[rows])
+                loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
                 (gradient,) = torch.autograd.grad(loss, flat)
             carry = problem.local.step(carry, gradient, job)
-            total = total + loss.detach()
-            wrong = torch.where((wrong < 0) & ~loss.detach().isfinite(), k, wrong)
+            seen.append(loss.detach())
         updates.append(problem.local.finish(start, carry, job))
-        losses.append(total)
-        bad.append(wrong)
+        empty = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
+        tallies.append(tallied(empty, torch.stack(seen)[None], 0))
     together = {name: torch.stack([u[name] for u in updates]) for name in updates[0]}
-    return outcome_of(together, Tally(torch.stack(losses), torch.stack(bad)), columns)
+    return outcome_of(together, pytree.tree_map(lambda *parts: torch.cat(parts), *tallies), whole.job)
 
 
 def outcome_of(updates: Update, tally: Tally, job: Job) -> Outcome:
-    finite = torch.stack([u.isfinite().all(dim=1) for u in updates.values()]).all(dim=0)
+    largest = torch.stack([torch.linalg.vector_norm(u, torch.inf, dim=1) for u in updates.values()])  # one pass each
+    finite = largest.isfinite().all(dim=0)
     bad = torch.where((tally.bad < 0) & ~finite, job.steps.long(), tally.bad)
     return Outcome(updates, tally.loss / job.steps, bad)
 

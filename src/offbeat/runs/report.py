@@ -10,6 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+
+def show_records(title: str, records: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """A table of records: a column for every plain figure or word in any of them."""
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    plain = [name for name in columns if all(isinstance(r.get(name), str | float | int | None) for r in records)]
+    show(title, plain, [[spoken(record.get(name)) for name in plain] for record in records], console)
+
+
+def spoken(value: Any) -> str:
+    """A figure with the digits that a reader wants."""
+    if not isinstance(value, float):
+        return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 COLUMNS = (
     "method",
     "accuracy",

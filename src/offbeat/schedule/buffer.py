@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from offbeat.records import Arrived, Command, Commit, JobName, Joined, Left, Offer, Start, Woke
+from offbeat.schedule.pool import Pool
 
+record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
 Restart = Literal["newest", "fresh", "broadcast"]
 
 
@@ -60,7 +62,7 @@ class Buffer:
         return found
 
     def conductor(self, clients: int, rng: random.Random) -> BufferConductor:
-        return BufferConductor(self, self.concurrency or clients, rng)
+        return BufferConductor(self, self.concurrency or clients, rng, Pool(clients))
 
 
 @dataclass
@@ -68,72 +70,78 @@ class BufferConductor:
     policy: Buffer
     places: int
     rng: random.Random
+    idle: Pool  # there, without work
     version: int = 0
-    idle: list[int] = field(default_factory=list)  # there, without work
-    working: set[int] = field(default_factory=set)
-    resting: list[int] = field(default_factory=list)  # "fresh" clients that wait for the next version
+    working: int = 0  # how many have work
+    resting: dict[int, None] = field(default_factory=dict)  # "fresh" clients that wait for the next version, in order
     buffered: list[JobName] = field(default_factory=list)
     heard: dict[int, int] = field(default_factory=dict)  # client -> version of its last update, where "fresh" matters
+
+    def __post_init__(self) -> None:
+        self.bits = self.rng.getrandbits
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         if self.policy.restart == "broadcast":
             return [Offer(0, self.policy.steps)]
-        self.idle = sorted(present)
-        return self.fill()
+        self.idle = Pool(self.idle.clients, sorted(present))
+        return self.fill([])
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
-        orders: list[Command] = []
-        self.buffered.append((event.client, event.job))
-        if len(self.buffered) == self.policy.size:
-            orders.append(Commit(tuple(self.buffered)))
-            self.buffered = []
-            self.version += 1
-            if self.policy.restart == "broadcast":
-                orders.append(Offer(self.version, self.policy.steps))
-            self.idle += self.resting
-            self.resting = []
-        if self.policy.restart == "broadcast":
-            return orders
-        self.working.discard(event.client)
-        if self.policy.restart == "fresh":
-            self.heard[event.client] = event.version
-        self.rest(event.client)
-        return orders + self.fill()
+        client = event[0]
+        buffered, policy = self.buffered, self.policy
+        buffered.append((client, event[1]))
+        orders = self.commit() if len(buffered) == policy.size else []
+        if policy.restart == "newest":  # it rests and leaves its place: to itself, or to one drawn from the idle
+            client = self.idle.exchange(client, self.bits)
+            orders.append(record(Start, (client, self.version, policy.steps)))
+        elif policy.restart == "fresh":
+            self.working -= 1
+            self.heard[client] = event.version
+            self.rest(client)
+            self.fill(orders)
+        return orders
 
     def left(self, now: float, event: Left) -> list[Command]:
-        self.working.discard(event.client)
-        for pool in (self.idle, self.resting):
-            if event.client in pool:
-                pool.remove(event.client)
-        return self.fill()
+        if self.policy.restart == "broadcast":
+            return []
+        if event.client in self.resting:
+            del self.resting[event.client]
+        elif not self.idle.remove(event.client):
+            self.working -= 1
+        return self.fill([])
 
     def joined(self, now: float, event: Joined) -> list[Command]:
         if self.policy.restart == "broadcast":
             return []
         self.rest(event.client)
-        return self.fill()
+        return self.fill([])
 
     def woke(self, now: float, event: Woke) -> list[Command]:
         return []
 
-    def rest(self, client: int) -> None:
-        """Without work now; "fresh" clients that have the newest version behind them wait for the next."""
-        (self.resting if self.heard.get(client) == self.version else self.idle).append(client)
-
-    def fill(self) -> list[Command]:
-        """Give work to idle clients while places are free: to all of them, or to some drawn uniformly."""
-        orders: list[Command] = []
-        free = self.places - len(self.working)
-        if len(self.idle) <= free:
-            chosen, self.idle = self.idle, []
-        else:
-            chosen = [self.take(self.rng.randrange(len(self.idle))) for _ in range(free)]
-        for client in chosen:
-            self.working.add(client)
-            orders.append(Start(client, self.version, self.policy.steps))
+    def commit(self) -> list[Command]:
+        orders: list[Command] = [Commit(tuple(self.buffered))]
+        self.buffered = []
+        self.version += 1
+        if self.policy.restart == "broadcast":
+            orders.append(Offer(self.version, self.policy.steps))
+        for client in self.resting:
+            self.idle.append(client)
+        self.resting.clear()
         return orders
 
-    def take(self, place: int) -> int:
-        """Remove one idle client in constant time."""
-        self.idle[place], self.idle[-1] = self.idle[-1], self.idle[place]
-        return self.idle.pop()
+    def rest(self, client: int) -> None:
+        """Without work now; "fresh" clients that have the newest version behind them wait for the next."""
+        if self.heard.get(client) == self.version:
+            self.resting[client] = None
+        else:
+            self.idle.append(client)
+
+    def fill(self, orders: list[Command]) -> list[Command]:
+        """Give work to idle clients while places are free: to all of them, or to some drawn uniformly."""
+        free = self.places - self.working
+        idle, version, steps = self.idle, self.version, self.policy.steps
+        chosen = idle.empty() if len(idle) <= free else [idle.draw(self.bits) for _ in range(free)]
+        self.working += len(chosen)
+        orders += [record(Start, (client, version, steps)) for client in chosen]
+        return orders

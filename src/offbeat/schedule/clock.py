@@ -1,4 +1,4 @@
-"""The virtual clock: a heap of `(time, serial, ...)` that drives a policy over a fleet, without a tensor in sight.
+"""The virtual clock: an agenda that drives a policy over a fleet, without a tensor in sight.
 
 It yields `(time, record)` rows: every command, every event, in order. Durations are drawn by the fleet, never
 measured. What a client does between them follows from two flags of the policy:
@@ -8,15 +8,17 @@ measured. What a client does between them follows from two flags of the policy:
 * `holds`: finished updates stay in the send buffer (of one, overwritten) until the server fetches them.
 
 Links are not shared: each transfer takes latency + bytes / bandwidth, however many run at once (as in the papers).
+What a client has in hand stands in columns, one entry per client: a million objects would be slow to make and large.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import TypeAlias
 
 from offbeat.errors import OffbeatError
 from offbeat.method import Conductor, Policy
@@ -37,101 +39,201 @@ from offbeat.records import (
     WakeAt,
     Woke,
 )
-from offbeat.schedule.device import Device, Durations
+from offbeat.schedule.agenda import Agenda, Entry
+from offbeat.schedule.device import Durations, opening, steady
 
 ROUNDING = 1e-12  # relative; sums of the same durations in another order differ by less
+BATCH = 100  # rows are handed out when so many are there; a reader who stops early has waited for no more
+record = tuple.__new__  # record(Begun, (...)) is Begun(...) at half the cost
+Work: TypeAlias = tuple[int, int, int, int]  # client, job, version, steps: a plain tuple is quicker to take apart
 
 
 class VirtualClock:
     """Iterate to get the rows. Stops when nothing can happen any more; a run stops earlier by not asking on."""
 
+    __slots__ = (
+        "agenda", "asked", "away", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor", "full",
+        "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps", "put",
+        "rising", "rows", "say", "seen", "tokens", "waiting",
+    )  # fmt: skip
+
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
-        self.policy = policy
+        clients = durations.clients
+        self.holds, self.overlaps = policy.holds, policy.overlaps
+        self.in_turn = not self.holds and not self.overlaps  # what is computed is sent at once, and nothing else begins
         self.durations = durations
-        self.conductor: Conductor = policy.conductor(durations.clients, rng)
+        self.conductor: Conductor = policy.conductor(clients, rng)
+        self.agenda = Agenda()
+        self.put = self.agenda.put
         self.now = 0.0
-        self.kept = 8  # versions above the floor when it was last looked for
+        self.rows: list[Row] = []  # not yet handed out
+        self.say = self.rows.append
+        self.full = BATCH
         self.floor = 0  # no job that begins from now on starts from an older version
-        self.heap: list[tuple[float, int, Any, int, int, Any]] = []
-        self.serial = 0
-        self.devices: dict[int, Device] = {}
+        self.rising = 0  # the floor behind the last commit
+        self.mark = 0  # where in `rows` that commit stands
+        self.kept = 8  # versions above the floor when it was last looked for
+        # What each client has in hand.
+        self.jobs = [0] * clients  # begun so far; the next job's number
+        self.seen = [-1] * clients  # the newest version it trained from
+        self.delivered = [-1] * clients  # the newest version whose update has reached the server
+        self.tokens = [0] * clients  # raised when its work is cancelled; older entries are void
+        self.busy: list[Work | None] = [None] * clients  # the job it computes (or, without overlap, transfers)
+        self.coming: dict[int, int] = {}  # the version of an offer on its way
+        self.inbox: dict[int, tuple[int, int, int]] = {}  # receive buffer: (client, version, steps)
+        self.outbox: list[Work | None] = [None] * clients if self.holds else []  # send buffer
+        self.asked: set[int] = set()  # the server waits for the send buffer
         self.away: set[int] = set()
         self.changes: dict[int, Iterator[tuple[float, bool]]] = {}
         self.offered: list[float] = []  # time of each offer ...
         self.offers: list[Offer] = []  # ... and the offer
         self.waiting: dict[int, None] = {}  # clients with nothing to do until the next offer, in order
-        self.rows: list[Row] = []
 
     def __iter__(self) -> Iterator[Row]:
-        for client in range(self.durations.clients):
-            changes = self.durations.presence(client)
-            if changes is not None:
-                self.changes[client] = changes
-                if not next(changes)[1]:
-                    self.away.add(client)
-                    self.rows.append((0.0, Left(client)))
-                self.schedule_change(client)
-        present = range(self.durations.clients) if not self.away else self.present()
-        self.obey(self.conductor.begin(0.0, present))
-        yield from self.flush()
-        heap = self.heap
-        while heap:
-            self.now, _, action, client, token, what = heapq.heappop(heap)
-            action(client, token, what)
-            if self.rows:
-                yield from self.flush()
+        return chain.from_iterable(self.batches())
 
-    def present(self) -> list[int]:
-        return [client for client in range(self.durations.clients) if client not in self.away]
+    def batches(self) -> Iterator[list[Row]]:
+        self.look_who_is_there()
+        self.obey(self.conductor.begin(0.0, self.present()))
+        yield from self.hand_out()
+        try:
+            yield from self.turns() if self.in_turn else self.events()
+        except Exception:
+            yield from self.hand_out()  # what came before; whoever asks on meets the error
+            raise
+        yield from self.hand_out()
 
-    def flush(self) -> list[Row]:
-        rows, self.rows = self.rows, []
-        return rows
+    def events(self) -> Iterator[list[Row]]:
+        rows = self.rows
+        for now, action, what, token in self.agenda:
+            self.now = now
+            action(self, what, token)
+            if len(rows) > self.full:
+                yield from self.hand_out()
 
-    def at(self, time: float, action: Any, client: int, token: int = 0, what: Any = None) -> None:
-        self.serial += 1
-        heapq.heappush(self.heap, (time, self.serial, action, client, token, what))
+    def turns(self) -> Iterator[list[Row]]:
+        """`events` for clients that download, train and upload in turn. What comes out of `on_delivery`, `on_computed`,
+        `on_arrival` and `obey` for these stands in one loop, because a million clients pay for every call."""
+        rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
+        jobs, seen, delivered, busy, tokens = self.jobs, self.seen, self.delivered, self.busy, self.tokens
+        away, offers, inbox = self.away, self.offers, self.inbox
+        ask, arrived = self.durations, self.conductor.arrived
+        download, compute, fails, upload = ask.download, ask.compute, ask.fails, ask.upload
+        columns = steady(ask)
+        told = columns is not None
+        down, step, up = columns or ((), (), ())
+        entry: Entry
+        for now, action, what, token in agenda:
+            if action is COMPUTED:
+                client, number, _, _ = what
+                if busy[client] is not what:
+                    continue  # it was cancelled
+                rows.append((now, record(Finished, (client, number))))
+                entry = (now + (up[client] if told else upload(client, number)), ARRIVAL, what, token)
+            elif action is ARRIVAL:
+                client, _, version, _ = what
+                if busy[client] is not what:
+                    continue
+                self.now = now
+                busy[client] = None
+                if version > delivered[client]:
+                    delivered[client] = version
+                arrival = record(Arrived, what)
+                rows.append((now, arrival))
+                for command in arrived(now, arrival):
+                    if type(command) is Start:
+                        rows.append((now, command))
+                        started = command[0]
+                        seconds = down[started] if told else download(started, jobs[started])
+                        entry = (now + seconds, DELIVERY, command, tokens[started])
+                        if entry[0] < agenda.until:
+                            put(entry)
+                        else:
+                            later.append(entry)
+                    else:
+                        self.obey([command])
+                if offers or inbox:
+                    self.next_work(client)
+                if len(rows) > self.full:
+                    yield from self.hand_out()
+                continue
+            elif action is DELIVERY and not (away or offers or busy[what[0]]):
+                client, version, steps = what[0], what[1], what[2]
+                if token != tokens[client]:
+                    continue
+                number = jobs[client]
+                jobs[client] = number + 1
+                seen[client] = version
+                busy[client] = job = (client, number, version, steps)
+                rows.append((now, record(Begun, job)))
+                if told:
+                    entry = (now + step[client] * steps, COMPUTED, job, token)
+                elif (lost := fails(client, number)) is None:
+                    entry = (now + compute(client, number, steps), COMPUTED, job, token)
+                else:
+                    entry = (now + lost * compute(client, number, steps), FAILURE, client, token)
+            else:
+                self.now = now
+                action(self, what, token)
+                if len(rows) > self.full:
+                    yield from self.hand_out()
+                continue
+            if entry[0] < agenda.until:
+                put(entry)
+            else:
+                later.append(entry)
+            if len(rows) > self.full:
+                yield from self.hand_out()
 
-    def device(self, client: int) -> Device:
-        found = self.devices.get(client)
-        if found is None:
-            found = self.devices[client] = Device()
-        return found
+    def hand_out(self) -> Iterator[list[Row]]:
+        """The rows so far. Whoever reads them finds the floor that held then: it rises with the row of a commit."""
+        if not self.full:
+            before = self.rows[: self.mark]
+            yield before
+            del self.rows[: self.mark]
+            self.floor, self.full = self.rising, BATCH
+        yield self.rows
+        self.rows.clear()
+
+    def raises(self) -> None:
+        """The last row said may raise the floor."""
+        if self.full:
+            self.full, self.mark = 0, len(self.rows) - 1
 
     # ---- commands -------------------------------------------------------------------------------
     def obey(self, commands: list[Command]) -> None:
+        now, say = self.now, self.say
         for command in commands:
-            self.rows.append((self.now, command))
+            say((now, command))
             if type(command) is Start:
-                self.start(command)
+                client = command[0]
+                arrives = now + self.durations.download(client, self.jobs[client])
+                self.put((arrives, DELIVERY, command, self.tokens[client]))
+            elif type(command) is Commit:
+                self.raises()
+                if not self.offers:
+                    self.rising += 1
             elif type(command) is Offer:
+                self.raises()
                 self.offer(command)
             elif type(command) is Fetch:
                 # A request is a few bytes and costs no time; what else happens at this instant comes before it.
-                self.at(self.now, self.on_fetch, command.client, self.device(command.client).token)
+                self.put((now, FETCH, command.client, self.tokens[command.client]))
             elif type(command) is Drop:
                 self.cancel(command.client)
             elif type(command) is WakeAt:
-                self.at(command.time, self.on_wake, -1, 0, command.tag)
-            elif type(command) is Commit and not self.offers:
-                self.floor += 1
-
-    def start(self, order: Start) -> None:
-        device = self.device(order.client)
-        arrives = self.now + self.durations.download(order.client, device.jobs)
-        self.at(arrives, self.on_delivery, order.client, device.token, (order.version, order.steps))
+                self.put((command.time, WAKE, command.tag, 0))
 
     def offer(self, offer: Offer) -> None:
         self.offered.append(self.now)
         self.offers.append(offer)
         bound = self.durations.download_bound
-        while self.floor + 1 < len(self.offered) and self.offered[self.floor + 1] + bound < self.now:
-            self.floor += 1
-        if len(self.offered) - self.floor > 2 * self.kept:
+        while self.rising + 1 < len(self.offered) and self.offered[self.rising + 1] + bound < self.now:
+            self.rising += 1
+        if len(self.offered) - self.rising > 2 * self.kept:
             self.raise_floor()
-        if offer.version == 0:
-            self.waiting = dict.fromkeys(self.present())
-        waiting, self.waiting = self.waiting, {}
+        waiting = self.present() if offer.version == 0 else self.waiting
+        self.waiting = {}
         for client in waiting:
             self.next_offer(client)
 
@@ -142,135 +244,157 @@ class VirtualClock:
         before it is looked through again.
         """
         newest = len(self.offered) - 1
-        for client, device in self.devices.items():
-            if client not in self.away:
-                delay = self.durations.download(client, device.jobs)
-                received = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
-                newest = min(newest, max(device.seen + 1, received))
-        self.floor = max(self.floor, newest)
-        self.kept = max(8, len(self.offered) - self.floor)
+        for client in self.present():
+            delay = self.durations.download(client, self.jobs[client])
+            received = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
+            newest = min(newest, self.coming.get(client, max(self.seen[client] + 1, received)))
+        self.rising = max(self.rising, newest)
+        self.kept = max(8, len(self.offered) - self.rising)
 
     def cancel(self, client: int) -> None:
-        device = self.device(client)
-        device.token += 1
-        for job in (device.busy, device.outbox):
+        self.tokens[client] += 1
+        for column in (self.busy, self.outbox) if self.holds else (self.busy,):
+            job, column[client] = column[client], None
             if job is not None:
-                self.rows.append((self.now, Overwritten(client, job.job)))
-        device.seen = device.delivered  # what is lost may be trained again
-        device.busy = device.inbox = device.outbox = None
-        device.order = device.asked = False
+                self.say((self.now, Overwritten(client, job[1])))
+        self.seen[client] = self.delivered[client]  # what is lost may be trained again
+        self.coming.pop(client, None)
+        self.inbox.pop(client, None)
+        self.asked.discard(client)
         self.waiting.pop(client, None)
 
     # ---- what happens on a client ---------------------------------------------------------------
-    def on_fetch(self, client: int, token: int, _: None) -> None:
-        device = self.devices[client]
-        if token != device.token:
+    def on_fetch(self, client: int, token: int) -> None:
+        if token != self.tokens[client]:
             return
-        device.asked = True
+        self.asked.add(client)
+        job = self.outbox[client] if self.holds else None
         # Without overlap a client that is downloading or computing answers with the update it is about to make.
-        free = device.busy is None and not device.order
-        if device.outbox is not None and (self.policy.overlaps or free):
-            self.send(client, device)
+        if job is not None and (self.overlaps or (self.busy[client] is None and client not in self.coming)):
+            self.outbox[client] = None
+            self.send(job, token)
 
-    def on_delivery(self, client: int, token: int, order: tuple[int, int]) -> None:
-        device = self.devices[client]
-        if token != device.token or client in self.away:
+    def on_delivery(self, order: tuple[int, int, int], token: int) -> None:
+        client = order[0]
+        if token != self.tokens[client] or client in self.away:
             return
-        device.order = False
-        if device.busy is not None:
-            device.inbox = order
-            return
-        self.compute(client, device, *order)
-
-    def compute(self, client: int, device: Device, version: int, steps: int) -> None:
-        job = Begun(client, device.jobs, version, steps)
-        device.jobs += 1
-        device.seen = version
-        device.busy = job
-        self.rows.append((self.now, job))
-        seconds = self.durations.compute(client, job.job, steps)
-        lost = self.durations.fails(client, job.job)
-        if lost is None:
-            self.at(self.now + seconds, self.on_computed, client, device.token, job)
+        self.coming.pop(client, None)
+        if self.busy[client] is None:
+            self.compute(order, token)
         else:
-            self.at(self.now + lost * seconds, self.on_failure, client, device.token)
+            self.inbox[client] = order
 
-    def on_computed(self, client: int, token: int, job: Begun) -> None:
-        device = self.devices[client]
-        if token != device.token:
+    def compute(self, order: tuple[int, int, int], token: int) -> None:
+        client, version, steps = order[0], order[1], order[2]
+        now, number, durations = self.now, self.jobs[client], self.durations
+        self.jobs[client] = number + 1
+        self.seen[client] = version
+        self.busy[client] = job = (client, number, version, steps)
+        self.say((now, record(Begun, job)))
+        seconds = durations.compute(client, number, steps)
+        lost = durations.fails(client, number)
+        if lost is None:
+            self.put((now + seconds, COMPUTED, job, token))
+        else:
+            self.put((now + lost * seconds, FAILURE, client, token))
+
+    def on_computed(self, job: Work, token: int) -> None:
+        client, number, _, _ = job
+        if token != self.tokens[client]:
             return
-        self.rows.append((self.now, Finished(client, job.job)))
-        if device.outbox is not None:
-            self.rows.append((self.now, Overwritten(client, device.outbox.job)))
-        device.outbox = job
-        device.busy = None
-        if not self.policy.holds or device.asked:
-            self.send(client, device)
-        self.next_work(client, device)
-
-    def send(self, client: int, device: Device) -> None:
-        job = device.outbox
-        assert job is not None
-        device.outbox = None
-        device.asked = False
-        if not self.policy.overlaps:
-            device.busy = job  # the link is the client's only occupation until the upload is in
-        done = self.now + self.durations.upload(client, job.job)
-        self.at(done, self.on_arrival, client, device.token, job)
-
-    def on_arrival(self, client: int, token: int, job: Begun) -> None:
-        device = self.devices[client]
-        if token != device.token:
-            if self.policy.overlaps:  # an upload that ran beside computing when the client went away
-                self.rows.append((self.now, Overwritten(client, job.job)))
+        now = self.now
+        self.say((now, record(Finished, (client, number))))
+        if self.in_turn:
+            self.put((now + self.durations.upload(client, number), ARRIVAL, job, token))
             return
-        if not self.policy.overlaps:
-            device.busy = None
-        device.delivered = max(device.delivered, job.version)
-        arrival = Arrived(client, job.job, job.version, job.steps)
-        self.rows.append((self.now, arrival))
-        self.obey(self.conductor.arrived(self.now, arrival))
-        if not self.policy.overlaps:
-            self.next_work(client, device)
+        self.busy[client] = None
+        if self.holds:
+            before, self.outbox[client] = self.outbox[client], job
+            if before is not None:
+                self.say((now, record(Overwritten, (client, before[1]))))
+        if not self.holds:
+            self.send(job, token)
+        elif client in self.asked:
+            self.outbox[client] = None
+            self.send(job, token)
+        self.next_work(client)
 
-    def next_work(self, client: int, device: Device) -> None:
+    def send(self, job: Work, token: int) -> None:
+        client, number, _, _ = job
+        self.asked.discard(client)
+        if not self.overlaps:
+            self.busy[client] = job  # the link is the client's only occupation until the upload is in
+        self.put((self.now + self.durations.upload(client, number), ARRIVAL, job, token))
+
+    def on_arrival(self, job: Work, token: int) -> None:
+        client, number, version, _ = job
+        if token != self.tokens[client]:
+            if self.overlaps:  # an upload that ran beside computing when the client went away
+                self.say((self.now, Overwritten(client, number)))
+            return
+        if not self.overlaps:
+            self.busy[client] = None
+        if version > self.delivered[client]:
+            self.delivered[client] = version
+        arrival = record(Arrived, job)
+        now = self.now
+        self.say((now, arrival))
+        self.obey(self.conductor.arrived(now, arrival))
+        if not self.overlaps and (self.offers or self.inbox):
+            self.next_work(client)
+
+    def next_work(self, client: int) -> None:
         """A free client looks into its receive buffer: an order, or the newest offer it has not trained from."""
-        if device.busy is not None or device.order:
+        if self.busy[client] is not None or client in self.coming:
             return
-        if device.inbox is not None:
-            order, device.inbox = device.inbox, None
-            self.compute(client, device, *order)
+        if client in self.inbox:
+            self.compute(self.inbox.pop(client), self.tokens[client])
         elif self.offers:
             self.next_offer(client)
 
     def next_offer(self, client: int) -> None:
-        device = self.device(client)
-        if device.order or device.busy is not None:
+        if client in self.coming or self.busy[client] is not None:
             return
-        delay = self.durations.download(client, device.jobs)
-        if self.policy.overlaps:  # what has come in by now, this moment included whatever the rounding
-            place = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
-            if place >= 0 and self.offers[place].version > device.seen:
-                self.compute(client, device, self.offers[place].version, self.offers[place].steps)
+        now, seen, offers = self.now, self.seen[client], self.offers
+        delay = self.durations.download(client, self.jobs[client])
+        if self.overlaps:  # what has come in by now, this moment included whatever the rounding
+            place = bisect_right(self.offered, now - delay + ROUNDING * now) - 1
+            if place >= 0 and offers[place].version > seen:
+                self.compute((client, *offers[place]), self.tokens[client])
                 return
-            place = device.seen + 1  # the next to come in, if it is on its way
+            place = seen + 1  # the next to come in, if it is on its way
         else:  # pull the newest
-            place = len(self.offers) - 1 if self.offers[-1].version > device.seen else len(self.offers)
-        if place == len(self.offers):
+            place = len(offers) - 1 if offers[-1].version > seen else len(offers)
+        if place == len(offers):
             self.waiting[client] = None
             return
-        device.order = True
-        since = self.offered[place] if self.policy.overlaps else self.now
-        offer = self.offers[place]
-        self.at(since + delay, self.on_delivery, client, device.token, (offer.version, offer.steps))
+        since = self.offered[place] if self.overlaps else now
+        self.expect(client, since + delay, offers[place])
+
+    def expect(self, client: int, time: float, offer: Offer) -> None:
+        self.coming[client] = offer.version
+        self.put((time, DELIVERY, (client, offer.version, offer.steps), self.tokens[client]))
 
     # ---- presence -------------------------------------------------------------------------------
-    def on_failure(self, client: int, token: int, _: None) -> None:
-        if token == self.devices[client].token:
+    def present(self) -> Sequence[int]:
+        everyone = range(self.durations.clients)
+        return [client for client in everyone if client not in self.away] if self.away else everyone
+
+    def look_who_is_there(self) -> None:
+        for client, there, until in opening(self.durations):
+            if not there:
+                self.away.add(client)
+                self.say((0.0, Left(client)))
+            if until < math.inf:
+                self.put((until, CHANGE, (client, not there), 0))
+
+    def on_failure(self, client: int, token: int) -> None:
+        if token == self.tokens[client]:
             self.leave(client)
             self.join(client)
 
-    def on_change(self, client: int, _: int, there: bool) -> None:
+    def on_change(self, change: tuple[int, bool], _: int) -> None:
+        client, there = change
         if there and client in self.away:
             self.away.discard(client)
             self.join(client)
@@ -280,31 +404,39 @@ class VirtualClock:
         self.schedule_change(client)
 
     def schedule_change(self, client: int) -> None:
+        if client not in self.changes:  # its first change has come: the iterator goes on behind that
+            presence = self.durations.presence(client)
+            assert presence is not None
+            self.changes[client] = islice(presence, 2, None)
         change = next(self.changes[client], None)
         if change is not None:
-            if change[0] < self.now:
-                raise OffbeatError(f"client {client}: presence changes at {change[0]} s, before {self.now} s")
-            self.at(change[0], self.on_change, client, 0, change[1])
+            time, there = change
+            if time < self.now:
+                raise OffbeatError(f"client {client}: presence changes at {time} s, before {self.now} s")
+            self.put((time, CHANGE, (client, there), 0))
 
     def leave(self, client: int) -> None:
         self.cancel(client)
-        self.rows.append((self.now, Left(client)))
+        self.say((self.now, Left(client)))
         self.obey(self.conductor.left(self.now, Left(client)))
 
     def join(self, client: int) -> None:
-        device = self.device(client)
-        self.rows.append((self.now, Joined(client)))
+        self.say((self.now, Joined(client)))
         self.obey(self.conductor.joined(self.now, Joined(client)))
-        if not self.offers or device.busy is not None or device.order:
+        if not self.offers or self.busy[client] is not None or client in self.coming:
             return
         offer = self.offers[-1]
-        if offer.version <= device.seen:
+        if offer.version <= self.seen[client]:
             self.waiting[client] = None
         else:  # what was broadcast while it was away must be sent again
-            device.order = True
-            delay = self.durations.download(client, device.jobs)
-            self.at(self.now + delay, self.on_delivery, client, device.token, (offer.version, offer.steps))
+            self.expect(client, self.now + self.durations.download(client, self.jobs[client]), offer)
 
-    def on_wake(self, _: int, __: int, tag: int) -> None:
-        self.rows.append((self.now, Woke(tag)))
+    def on_wake(self, tag: int, _: int) -> None:
+        self.say((self.now, Woke(tag)))
         self.obey(self.conductor.woke(self.now, Woke(tag)))
+
+
+# What an entry of the agenda says to do.
+DELIVERY, COMPUTED = VirtualClock.on_delivery, VirtualClock.on_computed
+ARRIVAL, FETCH, WAKE = VirtualClock.on_arrival, VirtualClock.on_fetch, VirtualClock.on_wake
+FAILURE, CHANGE = VirtualClock.on_failure, VirtualClock.on_change

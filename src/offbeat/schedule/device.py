@@ -1,11 +1,12 @@
-"""One client as the clock sees it: how long things take there, and what it has in hand."""
+"""What the clock asks a fleet: how long things take on a client, and when it is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
-from offbeat.records import Begun
+Columns: TypeAlias = tuple[Sequence[float], Sequence[float], Sequence[float]]
 
 
 class Durations(Protocol):
@@ -27,18 +28,24 @@ class Durations(Protocol):
         """Changes of presence as (time, there), the first at time 0; None: always there."""
 
 
-class Device:
-    """One client's state. Only clients that were ever given work have one."""
+def steady(durations: Durations) -> Columns | None:
+    """Seconds per client for a download, a local step and an upload, from a fleet that says it has no more to tell."""
+    found: Columns | None = getattr(durations, "steady", None)
+    return found
 
-    __slots__ = ("asked", "busy", "delivered", "inbox", "jobs", "order", "outbox", "seen", "token")
 
-    def __init__(self) -> None:
-        self.jobs = 0  # begun so far; the next job's number
-        self.seen = -1  # the newest version it trained from
-        self.delivered = -1  # the newest version whose update has reached the server
-        self.busy: Begun | None = None  # the job it computes (or, without overlap, transfers)
-        self.order = False  # a download is on its way
-        self.inbox: tuple[int, int] | None = None  # receive buffer: (version, steps)
-        self.outbox: Begun | None = None  # send buffer
-        self.asked = False  # the server waits for the send buffer
-        self.token = 0  # raised when the client's work is cancelled; older heap entries are void
+def opening(durations: Durations) -> Iterable[tuple[int, bool, float]]:
+    """The clients that come and go: whether each is there at time 0, and when that changes (infinity: never).
+
+    A fleet may tell it for all at once (`durations.opening`); otherwise each client's presence is looked at.
+    """
+    told: Iterable[tuple[int, bool, float]] | None = durations.opening() if hasattr(durations, "opening") else None
+    return asked(durations) if told is None else told
+
+
+def asked(durations: Durations) -> Iterator[tuple[int, bool, float]]:
+    for client in range(durations.clients):
+        changes = durations.presence(client)
+        if changes is not None:
+            _, there = next(changes)
+            yield client, there, next(changes, (math.inf, there))[0]

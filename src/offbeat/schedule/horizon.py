@@ -6,6 +6,7 @@ So a wave can take every job whose start version is ready and whose update will 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -60,13 +61,17 @@ class Horizon:
         return self
 
     def __next__(self) -> Step:
-        while not self.closed and (self.queued < self.ahead or not self.steps):
-            self.look()
+        self.fill()
         if not self.steps:
             raise StopIteration
         step = self.steps.popleft()
         self.queued -= len(step.commit.jobs)
         return step
+
+    def fill(self) -> None:
+        """Look as far ahead as the next commit will need; worth doing while a device computes."""
+        while not self.closed and (self.queued < self.ahead or not self.steps):
+            self.look()
 
     def look(self) -> None:
         """Read rows up to the next commit."""
@@ -74,28 +79,31 @@ class Horizon:
         if self.last is not None and self.found >= self.last:
             self.closed = True
             return
+        begun, held, ordered = self.begun, self.held, self.ordered
+        until = math.inf if self.until is None else self.until
         for row in self.source:
-            if self.until is not None and row[0] > self.until:
+            if row[0] > until:
                 self.late = True
                 break
             rows.append(row)
             record = row[1]
-            if isinstance(record, Begun):
-                self.begun[record[:2]] = record
-                self.held[record.version] += 1
+            if type(record) is Begun:
+                begun[record[:2]] = record
+                held[record.version] += 1
                 self.deliver(record.client, record.version)
-            elif isinstance(record, Start):
-                self.ordered.setdefault(record.client, []).append(record.version)
-                self.held[record.version] += 1
-            elif isinstance(record, Drop | Left):
+            elif type(record) is Start:
+                ordered.setdefault(record.client, []).append(record.version)
+                held[record.version] += 1
+            elif type(record) is Overwritten:
+                lost = begun.pop(record[:2], None)
+                if lost is not None:
+                    self.release(lost.version)
+            elif type(record) is Drop or type(record) is Left:
                 self.deliver(record.client, sys.maxsize)
-            elif isinstance(record, Overwritten):
-                if (record.client, record.job) in self.begun:
-                    self.release(self.begun.pop((record.client, record.job)).version)
-            elif isinstance(record, Commit):
+            elif type(record) is Commit:
                 for job in record.jobs:
-                    if job in self.begun:
-                        self.wanted[job] = self.begun.pop(job)
+                    if job in begun:
+                        self.wanted[job] = begun.pop(job)
                 self.found += 1
                 self.queued += len(record.jobs)
                 self.steps.append(Step(row[0], record, rows))

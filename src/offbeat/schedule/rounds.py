@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
 
+record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
+
 
 @dataclass(frozen=True)
 class Rounds:
-    """Every round `size` clients (None: all that are there) start from the newest version.
+    """Every round `size` clients (None: all that are there) start from the newest version, for `steps` local steps or
+    for as many as each client has its own (a tuple with one entry per client).
 
     With `replacement` a client may be drawn several times: it does one job, which counts as often as it was drawn.
     `over_selection` >= 1 starts that many times more clients and keeps the first `size` updates; a `deadline`
     (seconds after the round's start) closes the round with what has arrived, or with the first arrival after it.
     """
 
-    steps: int = 1
+    steps: int | tuple[int, ...] = 1
     size: int | None = None
     replacement: bool = False
     over_selection: float = 1.0
@@ -32,8 +37,13 @@ class Rounds:
 
     def problems(self, clients: int) -> list[str]:
         found = []
-        if self.steps < 1:
-            found.append(f"rounds: local steps = {self.steps}; a job needs at least 1")
+        if isinstance(self.steps, tuple) and len(self.steps) != clients:
+            found.append(
+                f"rounds: local steps of {len(self.steps)} clients for a fleet of {clients}; give one for each"
+            )
+        least = min(self.steps, default=1) if isinstance(self.steps, tuple) else self.steps
+        if least < 1:
+            found.append(f"rounds: local steps = {least}; a job needs at least 1")
         if self.size is not None and self.size < 1:
             found.append(f"rounds: size = {self.size}; a round needs at least 1 client")
         if self.over_selection < 1:
@@ -63,34 +73,40 @@ class RoundsConductor:
     policy: Rounds
     rng: random.Random
     version: int = 0
-    present: set[int] = field(default_factory=set)
-    pool: list[int] | None = None  # the present in order; None when somebody has come or gone
-    drawn: Counter[int] = field(default_factory=Counter)  # client -> how often it was drawn this round
+    present: Sequence[int] = ()  # in order: all clients as a range, or an array once somebody has come or gone
+    drawn: dict[int, int] = field(default_factory=dict)  # client -> how often it was drawn this round
     waiting: set[int] = field(default_factory=set)  # drawn and not yet arrived
     got: list[JobName] = field(default_factory=list)
     overdue: bool = False
     opened: int = 0  # rounds so far: names the deadline
 
+    def __post_init__(self) -> None:
+        size = self.policy.size
+        self.enough = math.inf if size is None or self.policy.replacement else size  # updates that close a round
+
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
-        self.present = set(present)
+        self.present = present if isinstance(present, range) else array("i", sorted(present))
         return self.open_round(now)
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
-        self.waiting.discard(event.client)
-        self.got.append((event.client, event.job))
-        return self.close_round(now) if self.complete() else []
+        client, waiting, got = event[0], self.waiting, self.got
+        waiting.discard(client)
+        got.append((client, event[1]))
+        return self.close_round(now) if not waiting or self.overdue or len(got) >= self.enough else []
 
     def left(self, now: float, event: Left) -> list[Command]:
-        self.present.discard(event.client)
-        self.pool = None
+        present, place = self.find(event.client)
+        if place < len(present) and present[place] == event.client:
+            del present[place]
         self.waiting.discard(event.client)
         if not self.waiting and self.got:
             return self.close_round(now)
         return self.open_round(now) if not self.waiting else []
 
     def joined(self, now: float, event: Joined) -> list[Command]:
-        self.present.add(event.client)
-        self.pool = None
+        present, place = self.find(event.client)
+        if place == len(present) or present[place] != event.client:
+            present.insert(place, event.client)
         return self.open_round(now) if not self.drawn else []
 
     def woke(self, now: float, event: Woke) -> list[Command]:
@@ -99,33 +115,40 @@ class RoundsConductor:
         self.overdue = True
         return self.close_round(now) if self.got else []
 
-    def complete(self) -> bool:
-        enough = self.policy.size is not None and not self.policy.replacement and len(self.got) >= self.policy.size
-        return enough or not self.waiting or self.overdue
+    def find(self, client: int) -> tuple[array[int], int]:
+        """Those present, as an array to change, and the place of one client in it."""
+        if not isinstance(self.present, array):
+            self.present = array("i", self.present)
+        return self.present, bisect_left(self.present, client)
 
     def open_round(self, now: float) -> list[Command]:
-        self.drawn.clear()
-        self.waiting.clear()
-        self.got, self.overdue = [], False
-        pool = self.pool = sorted(self.present) if self.pool is None else self.pool
+        self.drawn, self.waiting, self.got, self.overdue = {}, set(), [], False
+        pool, size = self.present, self.policy.size
         if not pool:
             return []
-        if self.policy.size is None:
-            cohort = pool
+        if size is None:
+            self.drawn = dict.fromkeys(pool, 1)
         elif self.policy.replacement:
-            cohort = self.rng.choices(pool, k=self.policy.size)
+            self.drawn = Counter(self.rng.choices(pool, k=size))
         else:
-            cohort = self.rng.sample(pool, min(self.policy.started, len(pool)))
+            self.drawn = dict.fromkeys(self.rng.sample(pool, min(self.policy.started, len(pool))), 1)
         self.opened += 1
-        self.drawn.update(cohort)
-        self.waiting.update(cohort)
-        orders: list[Command] = [Start(client, self.version, self.policy.steps) for client in dict.fromkeys(cohort)]
+        self.waiting = set(self.drawn)
+        version, steps = self.version, self.policy.steps
+        orders: list[Command]
+        if isinstance(steps, tuple):
+            orders = [record(Start, (client, version, steps[client])) for client in self.drawn]
+        else:
+            orders = [record(Start, (client, version, steps)) for client in self.drawn]
         if self.policy.deadline is not None:
             orders.append(WakeAt(now + self.policy.deadline, self.opened))
         return orders
 
     def close_round(self, now: float) -> list[Command]:
-        jobs = tuple(job for job in self.got for _ in range(self.drawn[job[0]]))
+        drawn = self.drawn
+        jobs = [job for job in self.got if job[0] in drawn]
+        if self.policy.replacement:
+            jobs = [job for job in jobs for _ in range(drawn[job[0]])]
         late: list[Command] = [Drop(client) for client in sorted(self.waiting)]
         self.version += 1
-        return [*late, Commit(jobs), *self.open_round(now)]
+        return [*late, Commit(tuple(jobs)), *self.open_round(now)]

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from offbeat.records import Arrived, Command, Commit, Fetch, JobName, Joined, Left, Offer, Woke
+from offbeat.schedule.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,20 @@ class Sampled:
         return found
 
     def conductor(self, clients: int, rng: random.Random) -> SampledConductor:
-        return SampledConductor(self, rng)
+        return SampledConductor(self, rng, Pool(clients))
 
 
 @dataclass
 class SampledConductor:
     policy: Sampled
     rng: random.Random
+    present: Pool
     version: int = 0
-    present: list[int] = field(default_factory=list)
     drawn: Counter[int] = field(default_factory=Counter)  # client -> how often it was drawn this round
     got: dict[int, JobName] = field(default_factory=dict)
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
-        self.present = sorted(present)
+        self.present = Pool(self.present.clients, sorted(present))
         return [Offer(0, self.policy.steps), *self.draw(self.policy.size)]
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
@@ -83,7 +84,7 @@ class SampledConductor:
 
     def draw(self, times: int) -> list[Command]:
         """Draw so many clients with replacement; fetch those that were not drawn this round before."""
-        if not self.present:
+        if not len(self.present):
             return []
         known = set(self.drawn)
         self.drawn.update(self.rng.choices(self.present, k=times))

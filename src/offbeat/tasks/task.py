@@ -73,8 +73,8 @@ class Task:
         x, y = tensors(self.data if self.test is None else self.test)
         return cast(x, dtype), cast(y, dtype)
 
-    def flat_model(self, dtype: torch.dtype) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype)
+    def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
+        return FlatModel(self.model, self.loss, dtype, rounded)
 
 
 def tensors(data: Any) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,283 @@
+"""The items of `offbeat bench`, each a table of figures from one run on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from offbeat import __version__
+from offbeat.assemble import build_method
+from offbeat.bench import work
+from offbeat.config import Experiment
+from offbeat.engines.local import LocalEngine, Precision, pick_device
+from offbeat.errors import ConfigError, unknown
+from offbeat.experiment import run
+from offbeat.numerics import convolution
+from offbeat.records import Begun
+from offbeat.schedule.rounds import Rounds
+
+Rows: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is timed and where. `others` are commands that do the protocol's work on another simulator."""
+
+    device: str = "auto"
+    precision: Precision = "float32"
+    quick: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def on(self) -> torch.device:
+        return pick_device(self.device)
+
+
+def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All items, or only those named; with the facts that a reader needs to believe them."""
+    wrong = [unknown("item of the benchmark", name, ITEMS) for name in only if name not in ITEMS]
+    if wrong:
+        raise ConfigError(wrong)
+    results: dict[str, Any] = {"facts": facts(settings)}
+    for name, item in ITEMS.items():
+        if not only or name in only:
+            say(name)
+            results[name] = item(settings)
+    results["convolutions"] = dict(convolution.chosen)
+    return results
+
+
+def facts(settings: Settings) -> dict[str, Any]:
+    """Device, versions, commit."""
+    device = settings.on
+    names = ("torch", "numpy", "triton")
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "precision": settings.precision,
+        "quick": settings.quick,
+        "offbeat": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{name: found(name) for name in names},
+    }
+
+
+def found(package: str) -> str | None:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return None
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or "cpu"
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from; None when it is installed, or changed since."""
+    here = Path(__file__).parent
+    git = partial(subprocess.run, cwd=here, capture_output=True, text=True, check=False)
+    try:
+        head = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+    except OSError:
+        return None
+    return f"{head}+changes" if head and changed else head or None
+
+
+# ---- (a) waves against the plain loop -----------------------------------------------------------
+def waves(settings: Settings) -> Rows:
+    """Client-steps per second of a wave and of the plain loop, for three models and several sizes."""
+    device = settings.on
+    gpu = device.type == "cuda"
+    sizes = (1, 10, 50) if settings.quick else (1, 2, 3, 5, 10, 20, 50) if not gpu else (1, 10, 50, 100, 200)
+    steps = 50 if gpu else 20
+    rows = []
+    for model, name in work.MODELS.items():
+        for size in sizes:
+            task = work.small_task(model, size)
+            method = build_method({"name": "local-sgd", "local_steps": steps})
+            engine = LocalEngine(method, task, 0, device, settings.precision)
+            jobs = [Begun(client, 0, 0, steps) for client in range(size)]
+            warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+            few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
+            plain = wave = float("inf")
+            for _ in range(3 if settings.quick else 7):
+                plain = min(plain, work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device))
+                wave = min(wave, work.seconds(partial(repeat, engine.solve, jobs, 3 if gpu else 1), device))
+            rates = len(few) * steps / plain, size * steps * (3 if gpu else 1) / wave
+            rows.append(
+                {"model": name, "clients": size, "plain": rates[0], "wave": rates[1], "ratio": rates[1] / rates[0]}
+            )
+    return rows
+
+
+def repeat(job: Callable[[Any], Any], argument: Any, times: int) -> None:
+    for _ in range(times):
+        job(argument)
+
+
+def warm_up(job: Callable[[], Any], device: torch.device, least: float) -> None:
+    """Until everything is compiled, captured or traced: some goes, and some seconds."""
+    began, goes = time.perf_counter(), 0
+    while goes < 12 or time.perf_counter() - began < least:
+        job()
+        goes += 1
+    work.finish(device)
+
+
+# ---- (b), (c) asynchronous runs -----------------------------------------------------------------
+def asynchronous(settings: Settings) -> Rows:
+    """Wall time per client-step of FedBuff (100 concurrent, buffer 10) over rounds of 100, whole runs; and the share
+    of updates that DLSGD-hetero never has to compute."""
+    gpu = settings.on.type == "cuda"
+    model = "dlsgd-cnn" if gpu else "mlp"
+    rounds = (20 if settings.quick else 180) if gpu else (2 if settings.quick else 10)
+    task = work.small_task(model, 100)
+    steps = {"local_steps": 50, "client_lr": 0.01}
+    plans = {
+        "rounds of 100": ({"name": "local-sgd", "n": 100, **steps}, rounds),
+        "FedBuff, buffer 10": ({"name": "fedbuff", "buffer_size": 10, **steps}, 10 * rounds),
+        "DLSGD-hetero, n = 10": ({"name": "dlsgd-hetero", "n": 10, **steps}, 10 * rounds),
+    }
+    rows: Rows = []
+    for name, (method, commits) in plans.items():
+        fleet = {"name": "uniform", "mbit": 400.0}  # speeds uniform in [1, 5]
+        done = run(Experiment(
+            method=method, task=task, fleet=fleet, device=settings.device, precision=settings.precision,
+            until={"commits": commits}, evaluate={"every_commits": 10**9},
+        ))  # fmt: skip
+        cost = done.wall_seconds / (50 * done.jobs_computed)
+        rows.append({
+            "run": name, "model": work.MODELS[model], "client-steps/s": 1 / cost,
+            "cost over rounds": cost * rows[0]["client-steps/s"] if rows else 1.0,
+            "mean wave": done.jobs_computed / done.waves, "never computed": done.share_dead,
+        })  # fmt: skip
+    return rows
+
+
+# ---- (d) the clock ------------------------------------------------------------------------------
+def schedule(settings: Settings) -> Rows:
+    """Arrivals per second on the virtual clock alone, each in a process of its own, on one core."""
+    fleets = (1_000, 100_000) if settings.quick else (1_000, 10_000, 100_000, 1_000_000)
+    rows = []
+    for policy in ("FedBuff", "rounds", "DLSGD-hetero"):
+        for clients in fleets:
+            command = [sys.executable, "-m", "offbeat.bench.clock", policy, str(clients)]
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            rows.append(json.loads(done.stdout))
+    return rows
+
+
+# ---- (e) what could be reached ------------------------------------------------------------------
+def attainable(settings: Settings) -> Rows:
+    """The CNN wave against this device's own rates of matrix products and of copies, measured here and now."""
+    device = settings.on
+    gpu = device.type == "cuda"
+    clients, steps = (100, 50) if gpu else (10, 10)
+    task = work.small_task("dlsgd-cnn", clients)
+    engine = LocalEngine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, settings.precision)
+    jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
+    warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+    taken = min(work.seconds(partial(engine.solve, jobs), device) for _ in range(3)) / steps
+    side = 8192 if gpu else 1024
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+    source = torch.randn((256 if gpu else 16) << 20, device=device)
+    target = torch.empty_like(source)
+    product = best(partial(torch.mm, a, b), device)
+    copy = best(partial(target.copy_, source), device)
+    rate, bandwidth = 2 * side**3 / product, 2 * source.nbytes / copy
+    x = task.data[0][: work.BATCH]
+    operations, outputs = work.operations(task.model.cpu(), x)
+    # Least traffic of a step: parameters read forwards and backwards, gradients written, then read with the
+    # parameters that the update writes again; activations written and read on either way.
+    bytes_moved = 4 * (6 * engine.problem.model.dimension + 4 * outputs)
+    floor = clients * max(operations / rate, bytes_moved / bandwidth)
+    return [{
+        "clients": clients, "step ms": 1e3 * taken, "products TFLOP/s": rate / 1e12, "copies GB/s": bandwidth / 1e9,
+        "reached TFLOP/s": clients * operations / taken / 1e12, "reached GB/s": clients * bytes_moved / taken / 1e9,
+        "share of the attainable": floor / taken,
+    }]  # fmt: skip
+
+
+def best(job: Callable[[], Any], device: torch.device) -> float:
+    return min(work.seconds(job, device) for _ in range(8))
+
+
+# ---- (f), (g) the published protocol ------------------------------------------------------------
+def protocol(settings: Settings) -> Rows:
+    """Seconds per round of pfl-research's protocol: ours, the plain loop, and other simulators where they are given."""
+    device = settings.on
+    gpu = device.type == "cuda"
+    few, many = (10, 30) if settings.quick else (20, 320) if gpu else (1, 4)
+    rows: Rows = []
+    for unequal in (False, True):
+        task = work.protocol_task(unequal)
+        counts = tuple(-(-size // work.BATCH) for size in work.shares(unequal))
+        label = "unequal shards" if unequal else "equal shards"
+
+        def go(rounds: int, task: Any = task, counts: Any = counts) -> float:
+            when = Rounds(counts, work.COHORT)
+            done = run(Experiment(
+                method={"name": "local-sgd", "client_lr": work.RATE, "when": when}, task=task, fleet="equal",
+                device=settings.device, precision=settings.precision, until={"commits": rounds},
+                evaluate={"every_commits": work.LOOK},
+            ))  # fmt: skip
+            return float(done.wall_seconds)
+
+        first = go(few)
+        ours = (go(many) - go(few)) / (many - few)  # what is done once cancels out
+        rows.append({"shards": label, "simulator": "offbeat", "seconds per round": ours, "over ours": 1.0})
+        rows[-1]["seconds until the first rounds were done"] = first
+        cohort = range(0, work.USERS, work.USERS // (10 if gpu else 4))
+        plain = work.seconds(partial(work.plain_loop, task, cohort, counts.__getitem__, device), device)
+        steps = sum(counts[c] for c in cohort)
+        each = plain / steps * sum(counts) / work.USERS * work.COHORT
+        rows.append({"shards": label, "simulator": "plain loop", "seconds per round": each, "over ours": each / ours})
+        for name, command in settings.others:
+            theirs = elsewhere(command + (" --unequal" if unequal else ""))
+            rows.append({"shards": label, "simulator": name, **theirs, "over ours": theirs["seconds per round"] / ours})
+    return rows
+
+
+def elsewhere(command: str) -> dict[str, Any]:
+    """The last line that a command prints, which is a JSON object with `seconds_per_round`."""
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+        return {"seconds per round": float(said["seconds_per_round"]), "command": command, "said": said}
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise ConfigError(
+            [f"--with: '{command}' must print a JSON object with 'seconds_per_round' as its last line; it ended with "
+             f"exit code {done.returncode} and said: {last}"]
+        ) from error  # fmt: skip
+
+
+ITEMS: dict[str, Callable[[Settings], Rows]] = {
+    "waves": waves,
+    "asynchronous": asynchronous,
+    "schedule": schedule,
+    "attainable": attainable,
+    "protocol": protocol,
+}

@@ -1,0 +1,462 @@
+"""Triton kernels for waves on a GPU: convolutions with a kernel of each client's own, pooling, cross-entropy, dropout.
+
+Imported only where tensors lie on a CUDA device and Triton is there. Images lie as `[n, b, height, width, channels]`,
+so that every load is a run of channels; `n` is the client axis. Sums are made in a fixed order (no atomic adds), so
+the same wave gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Shape(NamedTuple):
+    """A convolution of each client: sizes, stride and padding; all of it known when a kernel is compiled."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    kernel: tuple[int, int]
+    step: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def out(self) -> tuple[int, int]:
+        high = (self.height + 2 * self.padding[0] - self.kernel[0]) // self.step[0] + 1
+        wide = (self.width + 2 * self.padding[1] - self.kernel[1]) // self.step[1] + 1
+        return high, wide
+
+    def constants(self) -> dict[str, int]:
+        """What the kernels below call them."""
+        return {
+            "B": self.batch, "C": self.channels, "H": self.height, "W": self.width, "F": self.outputs,
+            "OH": self.out[0], "OW": self.out[1], "KH": self.kernel[0], "KW": self.kernel[1],
+            "SH": self.step[0], "SW": self.step[1], "PH": self.padding[0], "PW": self.padding[1],
+        }  # fmt: skip
+
+
+@triton.jit
+def patch_rows(m, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
+               PW: tl.constexpr):  # fmt: skip
+    """Sample and upper left pixel of the patches under output pixels m."""
+    return m // (OH * OW), (m // OW % OH) * SH - PH, (m % OW) * SW - PW
+
+
+@triton.jit
+def conv_forward(x, w, bias, out, sn, sb, sc, sh, sw, bn,
+                 B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+                 OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
+                 SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+                 BM: tl.constexpr, BK: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """out[n, m, f] = sum_k patch[n, m, k] w[n, k, f] + bias[n, f]; k runs over (tap, channel)."""
+    M: tl.constexpr = B * OH * OW
+    K: tl.constexpr = KH * KW * C
+    n = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    f = tl.program_id(2) * BF + tl.arange(0, BF)
+    b, top, left = patch_rows(m, OH, OW, SH, SW, PH, PW)
+    base = x + n * sn + b * sb + top * sh + left * sw
+    acc = tl.zeros((BM, BF), dtype=tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        i, j, c = k // C // KW, k // C % KW, k % C
+        valid = (m[:, None] < M) & (k[None, :] < K)
+        if PH > 0 or PW > 0:
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            valid = valid & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        patch = tl.load(base[:, None] + (i * sh + j * sw + c * sc)[None, :], mask=valid, other=0.0)
+        taps = tl.load(w + n * (K * F) + k[:, None] * F + f[None, :],
+                       mask=(k[:, None] < K) & (f[None, :] < F), other=0.0)  # fmt: skip
+        acc = tl.dot(patch, taps, acc, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(bias + n * bn + f, mask=f < F, other=0.0).to(tl.float32)[None, :]
+    where = out + n * (M * F) + m[:, None] * F + f[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=(m[:, None] < M) & (f[None, :] < F))
+
+
+@triton.jit
+def conv_inputs(g, w, out, gn, gb, gf, gh, gw,
+                B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+                OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
+                SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, PRECISION: tl.constexpr,
+                BM: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """The gradient of the inputs: out[n, p, c] = sum over taps and outputs of g w; p runs over input pixels."""
+    P: tl.constexpr = B * H * W
+    K: tl.constexpr = KH * KW * F
+    n = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    b, y, z = p // (H * W), p // W % H + PH, p % W + PW
+    base = g + n * gn + b * gb
+    acc = tl.zeros((BM, BC), dtype=tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        tap, f = k // F, k % F
+        high, wide = y[:, None] - (tap // KW)[None, :], z[:, None] - (tap % KW)[None, :]
+        valid = (p[:, None] < P) & (k[None, :] < K) & (high >= 0) & (wide >= 0)
+        if SH > 1 or SW > 1:
+            valid = valid & (high % SH == 0) & (wide % SW == 0)
+            high, wide = high // SH, wide // SW
+        valid = valid & (high < OH) & (wide < OW)
+        grad = tl.load(base[:, None] + high * gh + wide * gw + (f * gf)[None, :], mask=valid, other=0.0)
+        taps = tl.load(w + n * (KH * KW * C * F) + (tap * C * F + f)[:, None] + c[None, :] * F,
+                       mask=(k[:, None] < K) & (c[None, :] < C), other=0.0)  # fmt: skip
+        acc = tl.dot(grad, taps, acc, input_precision=PRECISION)
+    where = out + n * (P * C) + p[:, None] * C + c[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=(p[:, None] < P) & (c[None, :] < C))
+
+
+@triton.jit
+def conv_weights(x, g, out, shifts, on, vn, sn, sb, sc, sh, sw, gn, gb, gf, gh, gw, part,
+                 B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+                 OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
+                 SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, OF: tl.constexpr, OC: tl.constexpr,
+                 OT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+                 BF: tl.constexpr):  # fmt: skip
+    """The gradients of weights and bias, over one stretch of output pixels: out[part, n, f, c, tap] = sum_m patch g.
+
+    The tiles beyond the last one of the weights make the bias: sum_m g.
+    """
+    M: tl.constexpr = B * OH * OW
+    K: tl.constexpr = KH * KW * C
+    tiles: tl.constexpr = (K + BK - 1) // BK
+    tile = tl.program_id(0) % (tiles + 1)
+    n = tl.program_id(1).to(tl.int64)
+    f = tl.program_id(0) // (tiles + 1) * BF + tl.arange(0, BF)
+    stretch = tl.program_id(2)
+    row = stretch * tl.num_programs(1) + n
+    if tile == tiles:
+        total = tl.zeros((BM, BF), dtype=tl.float32)
+        for m0 in range(0, part, BM):
+            inside = m0 + tl.arange(0, BM) < part
+            m = stretch * part + m0 + tl.arange(0, BM)
+            at = g + n * gn + m // (OH * OW) * gb + (m // OW % OH) * gh + (m % OW) * gw
+            mask = (m < M)[:, None] & inside[:, None] & (f[None, :] < F)
+            total += tl.load(at[:, None] + (f * gf)[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(shifts + row * vn + f, tl.sum(total, axis=0).to(shifts.dtype.element_ty), mask=f < F)
+    else:
+        k = tile * BK + tl.arange(0, BK)
+        i, j, c = k // C // KW, k // C % KW, k % C
+        shift = i * sh + j * sw + c * sc
+        acc = tl.zeros((BK, BF), dtype=tl.float32)
+        for m0 in range(0, part, BM):
+            m = stretch * part + m0 + tl.arange(0, BM)
+            b, top, left = patch_rows(m, OH, OW, SH, SW, PH, PW)
+            inside = (m < M) & (m0 + tl.arange(0, BM) < part)
+            valid = inside[None, :] & (k[:, None] < K)
+            if PH > 0 or PW > 0:
+                y, z = top[None, :] + i[:, None], left[None, :] + j[:, None]
+                valid = valid & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            base = x + n * sn + b * sb + top * sh + left * sw
+            patch = tl.load(base[None, :] + shift[:, None], mask=valid, other=0.0)
+            at = g + n * gn + b * gb + (m // OW % OH) * gh + (m % OW) * gw
+            grad = tl.load(at[:, None] + (f * gf)[None, :], mask=inside[:, None] & (f[None, :] < F), other=0.0)
+            acc = tl.dot(patch, grad, acc, input_precision=PRECISION)
+        where = out + row * on + (f * OF)[None, :] + (c * OC + (i * KW + j) * OT)[:, None]
+        tl.store(where, acc.to(out.dtype.element_ty), mask=(k[:, None] < K) & (f[None, :] < F))
+
+
+def up(size: int, least: int = 16, most: int = 128) -> int:
+    """The power of two that a tile takes for a side of this size."""
+    return max(least, min(most, 1 << (size - 1).bit_length()))
+
+
+def precision() -> str:
+    """How products of float32 numbers are made: as the rest of PyTorch is told to."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+class Convolve(torch.autograd.Function):
+    """`x [n, b, c, h, w]` (any strides) with `w [n, f, c, kh, kw]` and `bias [n, f]` to `[n, b, f, oh, ow]`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, step: Any, padding: Any, places: Any = None
+    ) -> Tensor:
+        batch, channels, height, width = x.shape[1:]
+        kernel = (int(w.shape[3]), int(w.shape[4]))
+        shape = Shape(batch, channels, height, width, w.shape[1], kernel, step, padding)
+        taps = w.permute(0, 3, 4, 2, 1).contiguous()  # [n, kh, kw, c, f]
+        ctx.save_for_backward(x, taps, w, bias)
+        ctx.shape, ctx.places = shape, places
+        n, pixels, (high, wide) = len(x), shape.batch * shape.out[0] * shape.out[1], shape.out
+        out = x.new_empty((n, shape.batch, high, wide, shape.outputs))
+        tiles = {"BM": 256 if pixels >= 4096 else 128, "BK": 32, "BF": up(shape.outputs, 16, 64)}
+        grid = (triton.cdiv(pixels, tiles["BM"]), n, triton.cdiv(shape.outputs, tiles["BF"]))
+        conv_forward[grid](
+            x, taps, taps if bias is None else bias, out, *x.stride(), 0 if bias is None else bias.stride(0),
+            **shape.constants(), BIAS=bias is not None, PRECISION=precision(), **tiles, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out.permute(0, 1, 4, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, taps, w, bias = ctx.saved_tensors
+        gx = gw = gb = None
+        if ctx.needs_input_grad[1]:
+            gw, gb = (None if ctx.places is None else ctx.places.take(t) for t in (w, bias))
+            made = weights_gradient(x, g, ctx.shape, gw, gb, bias is not None)
+            gw, gb = (None if place is not None else t for place, t in zip((gw, gb), made, strict=True))
+        if ctx.needs_input_grad[0]:
+            gx = inputs_gradient(g, taps, ctx.shape)
+        return gx, gw, gb, None, None, None
+
+
+def inputs_gradient(g: Tensor, taps: Tensor, shape: Shape) -> Tensor:
+    n, pixels = len(g), shape.batch * shape.height * shape.width
+    out = g.new_empty((n, shape.batch, shape.height, shape.width, shape.channels))
+    tiles = {"BM": 64, "BK": up(shape.outputs, 16, 64), "BC": up(shape.channels, 16, 64)}
+    grid = (triton.cdiv(pixels, tiles["BM"]), n, triton.cdiv(shape.channels, tiles["BC"]))
+    conv_inputs[grid](g, taps, out, *g.stride(), **shape.constants(), PRECISION=precision(), **tiles, num_warps=4,
+                      num_stages=3)  # fmt: skip
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def weights_gradient(
+    x: Tensor, g: Tensor, shape: Shape, gw: Tensor | None, gb: Tensor | None, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weights and bias, in the places given if there are any."""
+    n, pixels, f = len(g), shape.batch * shape.out[0] * shape.out[1], shape.outputs
+    inner = shape.kernel[0] * shape.kernel[1] * shape.channels
+    tiles = {"BM": 64, "BK": up(inner, 16, 32), "BF": up(f, 16, 64)}
+    across = (triton.cdiv(inner, tiles["BK"]) + 1) * triton.cdiv(f, tiles["BF"])
+    parts = max(1, min(pixels // 512, 16 // across))  # a long sum over few tiles would leave the device idle
+    taps = shape.kernel[0] * shape.kernel[1]
+    sides = (f, shape.channels, *shape.kernel)
+    direct = parts == 1
+    weights = gw if direct and gw is not None else x.new_empty((parts * n, *sides))
+    shifts = gb if direct and gb is not None else x.new_empty((parts * n, f))
+    conv_weights[(across, n, parts)](
+        x, g, weights, shifts, weights.stride(0), shifts.stride(0), *x.stride(), *g.stride(),
+        triton.cdiv(pixels, parts), **shape.constants(), OF=inner, OC=taps, OT=1, PRECISION=precision(), **tiles,
+        num_warps=2 if shape.channels >= 16 else 4, num_stages=3,
+    )  # fmt: skip
+    if not direct:
+        weights = torch.sum(weights.reshape(parts, n, *sides), 0, out=gw)
+        shifts = torch.sum(shifts.reshape(parts, n, f), 0, out=gb)
+    return weights, shifts if bias else None
+
+
+# ---- pooling ------------------------------------------------------------------------------------
+@triton.jit
+def pool_forward(x, out, index, total, sb, sc, sh, sw, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+                 KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The largest of each KH x KW block and its place in it, the first one of equals; NaN wins."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, wide, high, b = at % C, at // C % OW, at // (C * OW) % OH, at // (C * OW * OH)
+    corner = x + b * sb + c * sc + high * KH * sh + wide * KW * sw
+    best = tl.load(corner, mask=at < total, other=0.0)
+    place = tl.zeros((BLOCK,), dtype=tl.int32)
+    for tap in tl.static_range(1, KH * KW):
+        value = tl.load(corner + tap // KW * sh + tap % KW * sw, mask=at < total, other=0.0)
+        better = (value > best) | ((value != value) & (best == best))
+        best = tl.where(better, value, best)
+        place = tl.where(better, tap, place)
+    tl.store(out + at, best, mask=at < total)
+    tl.store(index + at, place.to(tl.uint8), mask=at < total)
+
+
+@triton.jit
+def pool_backward(g, index, out, total, gb, gc, gh, gw, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+                  OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """Every input pixel takes the gradient of its block if it was the largest, else 0."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, wide, high, b = at % C, at // C % W, at // (C * W) % H, at // (C * W * H)
+    oh, ow = high // KH, wide // KW
+    inside = (at < total) & (oh < OH) & (ow < OW)
+    place = tl.load(index + ((b * OH + oh) * OW + ow) * C + c, mask=inside, other=255).to(tl.int32)
+    grad = tl.load(g + b * gb + c * gc + oh * gh + ow * gw, mask=inside, other=0.0)
+    tl.store(out + at, tl.where(place == (high % KH) * KW + wide % KW, grad, 0.0), mask=at < total)
+
+
+class Pool(torch.autograd.Function):
+    """Max-pooling of `[b, c, h, w]` in blocks that do not overlap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
+        (b, c, h, w), (kh, kw) = x.shape, kernel
+        high, wide = h // kh, w // kw
+        out = x.new_empty((b, high, wide, c))
+        index = torch.empty_like(out, dtype=torch.uint8)
+        pool_forward[(triton.cdiv(out.numel(), 1024),)](
+            x, out, index, out.numel(), *x.stride(), C=c, OH=high, OW=wide, KH=kh, KW=kw, BLOCK=1024
+        )
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.kernel = x.shape, kernel
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        (b, c, h, w), (kh, kw) = ctx.shape, ctx.kernel
+        out = g.new_empty((b, h, w, c))
+        pool_backward[(triton.cdiv(out.numel(), 1024),)](
+            g, index, out, out.numel(), *g.stride(), C=c, H=h, W=w, OH=h // kh, OW=w // kw, KH=kh, KW=kw, BLOCK=1024
+        )
+        return out.permute(0, 3, 1, 2), None
+
+
+# ---- cross-entropy ------------------------------------------------------------------------------
+@triton.jit
+def entropy_forward(scores, target, loss, slope, IGNORED: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
+                    BB: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """One client's mean loss over its batch, and the gradient of its scores."""
+    n = tl.program_id(0).to(tl.int64)
+    b, c = tl.arange(0, BB), tl.arange(0, BC)
+    valid = (b[:, None] < B) & (c[None, :] < C)
+    at = n * (B * C) + b[:, None] * C + c[None, :]
+    z = tl.load(scores + at, mask=valid, other=float("-inf")).to(tl.float32)
+    z = tl.where(b[:, None] < B, z, 0.0)
+    y = tl.load(target + n * B + b, mask=b < B, other=0)
+    z = z - tl.max(z, axis=1)[:, None]
+    total = tl.sum(tl.exp(z), axis=1)
+    hit = (c[None, :] == y[:, None]) & valid
+    each = tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
+    counted = ((b < B) & (y != IGNORED)).to(tl.float32)
+    share = counted / tl.sum(counted, axis=0)
+    tl.store(loss + n, tl.sum(each * share, axis=0))
+    tl.store(slope + at, (tl.exp(z) / total[:, None] - tl.where(hit, 1.0, 0.0)) * share[:, None], mask=valid)
+
+
+class Entropy(torch.autograd.Function):
+    """Mean cross-entropy of `scores [n, b, classes]` against `target [n, b]`, per client."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, target: Tensor, ignored: int) -> Tensor:
+        n, b, c = scores.shape
+        scores, target = scores.contiguous(), target.contiguous()
+        loss = torch.empty(n, dtype=torch.float32, device=scores.device)
+        slope = torch.empty_like(scores)
+        tile = {"BB": triton.next_power_of_2(b), "BC": triton.next_power_of_2(c)}
+        entropy_forward[(n,)](scores, target, loss, slope, IGNORED=ignored, B=b, C=c, **tile)
+        ctx.save_for_backward(slope)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (slope,) = ctx.saved_tensors
+        return slope * g[:, None, None], None, None
+
+
+# ---- the step -----------------------------------------------------------------------------------
+@triton.jit
+def descend_rows(y, lr, g, out, d, yn, gn, BLOCK: tl.constexpr):
+    """out = y - lr g, a rate for each row."""
+    n = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rate = tl.load(lr + n)
+    moved = tl.load(y + n * yn + at, mask=at < d) - rate * tl.load(g + n * gn + at, mask=at < d)
+    tl.store(out + n * d + at, moved, mask=at < d)
+
+
+def descend(y: Tensor, lr: Tensor, g: Tensor) -> Tensor:
+    """`y - lr g` of `[n, d]` with `lr [n]`, in one pass over memory."""
+    out = y.new_empty(y.shape)
+    grid = (triton.cdiv(y.shape[1], 2048), len(y))
+    descend_rows[grid](y, lr.contiguous(), g, out, y.shape[1], y.stride(0), g.stride(0), BLOCK=2048, num_warps=8)
+    return out
+
+
+# ---- chance -------------------------------------------------------------------------------------
+@triton.jit
+def mix(x):
+    """`keys.mix` on 32-bit words."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def fold(key, word):
+    """`keys.fold` on 32-bit words."""
+    return mix(key ^ mix(word + 0x9E3779B9))
+
+
+@triton.jit
+def draw_rows(order, start, size, client, key, begin, rows, noise, slots, MASK: tl.constexpr, WIDTH: tl.constexpr,
+              SHUFFLE: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """`Samples.rows` and the keys of the steps, for one job."""
+    n = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    who, root = tl.load(client + n), tl.load(key + n).to(tl.uint32)
+    many, first_step = tl.load(size + who), tl.load(begin)
+    slot = first_step * WIDTH + at
+    if SHUFFLE:
+        place = slot % many
+        lap = fold(root, (slot // many).to(tl.uint32))
+        for number in range(ROUNDS):
+            once = fold(lap, tl.full((BLOCK,), number, tl.uint32))
+            partner = (once.to(tl.int64) % many - place + many) % many
+            coin = fold(once, tl.maximum(place, partner).to(tl.uint32)) & 1
+            place = tl.where(coin == 1, partner, place)
+    else:
+        place = (fold(root, slot.to(tl.uint32)).to(tl.uint64) * many.to(tl.uint64) >> 32).to(tl.int64)
+    row = tl.load(order + tl.load(start + who) + place, mask=at < slots, other=0)
+    step = at // WIDTH
+    jobs = tl.num_programs(1)
+    tl.store(rows + (step * jobs + n) * WIDTH + at % WIDTH, row, mask=at < slots)
+    word = fold(fold(root, tl.full((BLOCK,), MASK, tl.uint32)), (first_step + step).to(tl.uint32))
+    tl.store(noise + step * jobs + n, word.to(tl.int64), mask=(at < slots) & (at % WIDTH == 0))
+
+
+def draw(
+    order: Tensor, start: Tensor, size: Tensor, client: Tensor, key: Tensor, begin: Tensor, count: int, width: int,
+    mask: int, rounds: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rows `[count, n, width]` and keys `[count, n]` of n jobs' steps; `rounds` of the permutation, 0 for none."""
+    n = len(client)
+    rows, noise = client.new_empty((count, n, width)), client.new_empty((count, n))
+    draw_rows[(triton.cdiv(count * width, 128), n)](
+        order, start, size, client, key, begin, rows, noise, count * width, MASK=mask, WIDTH=width,
+        SHUFFLE=rounds > 0, ROUNDS=rounds, BLOCK=128,
+    )  # fmt: skip
+    return rows, noise
+
+
+@triton.jit
+def drop(x, key, out, each, limit, scale, sn, sb, sc, sh, sw, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
+    """out = x * scale where the keyed word of the place is at least `limit`, else 0; out is in plain order."""
+    n = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = fold(tl.load(key + n).to(tl.uint32), at.to(tl.uint32))
+    where = n * sn + at // (C * H * W) * sb + at // (H * W) % C * sc + at // W % H * sh + at % W * sw
+    value = tl.load(x + where, mask=at < each, other=0.0)
+    kept = word >= limit.to(tl.uint32)
+    tl.store(out + n * each + at, tl.where(kept, value * scale, 0.0), mask=at < each)
+
+
+def dropped(x: Tensor, key: Tensor, limit: int, p: float) -> Tensor:
+    """`x [n, ...]` with each client's places whose keyed word is below the limit set to 0, the others over 1 - p."""
+    out, each = torch.empty_like(x, memory_format=torch.contiguous_format), x[0].numel()
+    image = x if x.dim() == 5 else x.reshape(len(x), 1, 1, 1, -1)
+    drop[(triton.cdiv(each, 1024), len(x))](
+        image, key, out, each, limit, 1.0 / (1.0 - p), *image.stride(), C=image.shape[2], H=image.shape[3],
+        W=image.shape[4], BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+class Dropout(torch.autograd.Function):
+    """Nothing but the key is kept: the gradient is dropped at the same places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: Tensor, limit: int, p: float) -> Tensor:
+        ctx.save_for_backward(key)
+        ctx.limit, ctx.p = limit, p
+        return dropped(x, key, limit, p)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (key,) = ctx.saved_tensors
+        return dropped(g, key, ctx.limit, ctx.p), None, None, None

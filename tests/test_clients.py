@@ -1,0 +1,272 @@
+"""What replaces PyTorch's functions inside a wave gives each client what the function itself would have given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from offbeat import Experiment, Task, keys, run
+from offbeat.assemble import build_method
+from offbeat.engines.local import LocalEngine
+from offbeat.engines.traced import LADDER, TracedAdvance
+from offbeat.errors import ConfigError
+from offbeat.numerics import convolution
+from offbeat.numerics.vector import FlatModel
+from offbeat.records import Begun
+
+
+class Tied(nn.Module):
+    """One layer used twice, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
+        self.head = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.twice(self.frozen(torch.tanh(self.twice(x)))))
+
+
+class OneRow(nn.Module):
+    """Maps samples one at a time, with a weight that is no layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(row) * self.scale for row in x])
+
+
+def images(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4))
+
+
+MODULES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), (6,)),
+    "tied": (Tied, (6,)),
+    "rows": (OneRow, (6,)),
+    "sequence": (lambda: nn.Sequential(nn.Linear(3, 5), nn.Flatten(), nn.Linear(10, 4)), (2, 3)),
+    "convolution": (lambda: images(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)), (2, 8, 7)),
+    "strides": (lambda: images(nn.Conv2d(2, 3, (3, 2), (2, 1), (1, 2)), nn.Conv2d(3, 2, 2, bias=False)), (2, 8, 7)),
+    "groups": (lambda: images(nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(4, 3, 2, dilation=2)), (2, 8, 7)),
+    "same": (lambda: images(nn.Conv2d(2, 3, 3, padding="same"), nn.MaxPool2d(3, 2, 1)), (2, 8, 7)),
+    "group norm": (lambda: images(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), (2, 8, 7)),
+}
+
+
+def cross_entropy_with_holes(scores: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, torch.where(target == 3, -100, target))
+
+
+LOSSES = {
+    "plain": functional.cross_entropy,
+    "holes": cross_entropy_with_holes,
+    "smooth": lambda z, y: functional.cross_entropy(z, y, label_smoothing=0.1),
+    "weighted": lambda z, y: functional.cross_entropy(z, y, weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=z.dtype)),
+}
+
+
+def compare(model: FlatModel, shape: tuple[int, ...], tolerance: float, key: Tensor | None = None) -> None:
+    """Gradients of three clients at once against each client's own."""
+    torch.manual_seed(1)
+    flat = model.initial() + 0.1 * torch.randn(3, model.dimension, dtype=model.dtype)
+    x, y = (
+        torch.randn(3, 5, *shape, dtype=model.dtype),
+        torch.tensor([[0, 1, 2, 3, 1], [3, 3, 0, 1, 2], [2, 2, 1, 0, 3]]),
+    )
+    losses, gradient = model.gradient(flat, x, y, key)
+    for i in range(3):
+        own = flat[i].clone().requires_grad_()
+        loss = model.one(own, x[i], y[i], None if key is None else key[i])
+        (slope,) = torch.autograd.grad(loss, own)
+        assert torch.allclose(losses[i], loss, rtol=0, atol=tolerance)
+        assert torch.allclose(gradient[i], slope, rtol=0, atol=tolerance)
+
+
+def built(make: Any, shape: tuple[int, ...]) -> nn.Module:
+    torch.manual_seed(0)
+    module: nn.Module = make()
+    module(torch.zeros(2, *shape))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_of_many_clients_are_each_clients_own(name: str) -> None:
+    make, shape = MODULES[name]
+    compare(FlatModel(built(make, shape), functional.cross_entropy, torch.float64), shape, 1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_cross_entropies_are_each_clients_own(name: str) -> None:
+    compare(FlatModel(built(*MODULES["linear"]), LOSSES[name], torch.float64), (6,), 1e-12)
+
+
+def test_rows_may_be_longer_than_the_model() -> None:
+    model = FlatModel(built(*MODULES["linear"]), functional.cross_entropy, torch.float64)
+    flat = model.initial().repeat(2, 1)
+    x, y = torch.randn(2, 5, 6, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.int64)
+    _, short = model.gradient(flat, x, y)
+    _, long = model.gradient(functional.pad(flat, (0, 7), value=5.0), x, y)
+    assert torch.equal(long, functional.pad(short, (0, 7)))
+
+
+# ---- convolutions -------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["product", "grouped", "each"])
+@pytest.mark.parametrize(("step", "padding"), [((1, 1), (0, 0)), ((2, 1), (1, 2))])
+def test_all_methods_compute_the_same_convolution(method: str, step: Any, padding: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 4, 7, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 5, 4, 3, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    want = torch.stack([functional.conv2d(x[i], w[i], bias[i], step, padding) for i in range(3)])
+    found = getattr(convolution, method)(x, w, bias, step, padding)
+    assert torch.allclose(found, want, atol=1e-12)
+    g = torch.randn_like(want)
+    for ours, theirs in zip(*(torch.autograd.grad(out, (x, w, bias), g) for out in (found, want)), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+def test_the_method_is_measured_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "chosen", {})
+    timed: list[Any] = []
+    monkeypatch.setattr(convolution, "seconds", lambda work, device: timed.append(work()) or float(-len(timed)))
+    x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3, requires_grad=True)
+    for clients in (2, 1, 2):
+        convolution.convolve(x[:clients], w[:clients], None, (1, 1), (0, 0))
+    assert len(timed) == len(convolution.methods("cpu", torch.float32)) == 2
+    (shape, method), *others = convolution.chosen.items()
+    assert method == "each"  # the one that the faked clock found faster
+    assert shape == "cpu float32 3x1x8x8 * 4x1x3x3 stride (1, 1) padding (0, 0) without input gradient"
+    assert not others
+    convolution.chosen[shape] = "a method of another machine"
+    convolution.convolve(x, w, None, (1, 1), (0, 0))
+    assert convolution.chosen[shape] == "each"
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+def dropping(p: float = 0.5) -> Task:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 40), nn.Dropout(p), nn.ReLU(), nn.Dropout(p), nn.Linear(40, 4))
+    x, y = torch.randn(40, 6, dtype=torch.float64), torch.randint(4, (40,))
+    return Task(module, functional.cross_entropy, (x, y), [range(10 * i, 10 * i + 10) for i in range(4)], batch_size=5)
+
+
+def engine(task: Task, mode: Any = "wave", precision: Any = "float64", steps: int = 3) -> LocalEngine:
+    method = build_method({"name": "local-sgd", "local_steps": steps, "client_lr": 0.1})
+    return LocalEngine(method, task, 0, torch.device("cpu"), precision, mode)
+
+
+def test_masks_follow_from_the_job_alone() -> None:
+    jobs = [Begun(client, 2, 0, 3) for client in range(4)]
+    together = engine(dropping()).solve(jobs).updates["delta"]
+    alone = torch.cat([engine(dropping()).solve([job]).updates["delta"] for job in jobs[::-1]]).flip(0)
+    twin = engine(dropping(), "twin").solve(jobs).updates["delta"]
+    assert torch.allclose(together, alone, atol=1e-14)
+    assert torch.allclose(together, twin, atol=1e-14)
+    other = engine(dropping()).solve([Begun(client, 3, 0, 3) for client in range(4)]).updates["delta"]
+    assert not torch.allclose(together, other, atol=1e-3)
+
+
+def test_gradients_pass_where_nothing_was_dropped() -> None:
+    model = FlatModel(dropping().model, functional.cross_entropy, torch.float64)
+    compare(model, (6,), 1e-13, keys.key(3, "noise", torch.arange(3)))
+
+
+def test_places_are_dropped_as_often_as_asked_and_differ_by_layer_and_step() -> None:
+    from offbeat.numerics.clients import keep
+
+    key = keys.fold(keys.key(0, "noise", torch.arange(2))[:, None], torch.arange(2)).flatten()
+    kept = keep(torch.ones(4, 50_000), key, 0.3)
+    assert (kept == 0).double().mean(1).sub(0.3).abs().max() < 0.01
+    assert torch.allclose(kept[kept > 0], torch.tensor(1 / 0.7))
+    assert len({tuple(row[:64].tolist()) for row in kept}) == 4
+
+
+def test_nothing_is_dropped_when_the_model_is_evaluated() -> None:
+    ours = engine(dropping(0.9))
+    assert ours.evaluate() == ours.evaluate()
+    model = ours.problem.model
+    x = torch.ones(3, 6, dtype=torch.float64)
+    assert torch.equal(model.outputs(model.initial(), x), model.outputs(model.initial(), x))
+
+
+def test_a_model_that_draws_needs_a_key() -> None:
+    model = FlatModel(dropping().model, functional.cross_entropy, torch.float64)
+    with pytest.raises(ConfigError, match="drops out at random, but no key"):
+        model.one(model.initial(), torch.ones(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+# ---- tiles and traces ---------------------------------------------------------------------------
+def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain steps, then the same size traced, in tiles on threads; with momentum, dropout and early leavers."""
+    monkeypatch.setattr("offbeat.engines.traced.WORTH", 0.0)
+    task = dropping()
+    method = build_method({"name": "local-sgd", "local_steps": 3, "client_options": {"momentum": 0.5}})
+    plain = LocalEngine(method, task, 0, torch.device("cpu"), graphs=False)
+    ours = LocalEngine(method, task, 0, torch.device("cpu"))
+    ours.advance.threads, ours.advance.dealt = 2, True
+    jobs = [Begun(client, 1, 0, (4, 2, 4, 1)[client]) for client in range(4)]
+    want = plain.solve(jobs)
+    for _ in range(12):  # the first ones trace, the later ones are cut into equal tiles
+        found = ours.solve(jobs)
+        assert torch.equal(found.updates["delta"], want.updates["delta"])
+        assert torch.equal(found.losses, want.losses)
+        assert torch.equal(found.bad, want.bad)
+    assert {clients for clients, _ in ours.advance.steps} == {1, 2}
+    assert torch.get_num_threads() >= 1
+
+
+def test_tiles_come_in_few_sizes() -> None:
+    advance = TracedAdvance(engine(dropping()).problem)
+    advance.threads, advance.most, advance.dealt = 2, 10, True
+    for clients in range(1, 60):
+        sizes = advance.tiles(clients, 5)
+        assert sum(sizes) == clients
+        assert max(sizes) <= 10
+        assert set(sizes) <= set(LADDER)
+        advance.seen[clients, 5] = 100
+        even = advance.tiles(clients, 5)
+        assert sum(even) == clients
+        assert max(even) - min(even) <= 1
+        assert len(even) >= min(2, clients)
+
+
+def test_a_wrong_step_is_found_in_a_traced_wave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.engines.traced.WORTH", 0.0)
+    task = dropping(0.0)
+    task.data[0][12] = float("nan")  # of client 1
+    ours = engine(task)
+    jobs = [Begun(client, 0, 0, 3) for client in range(4)]
+    assert [ours.solve(jobs).bad.tolist() for _ in range(3)].count(ours.solve(jobs).bad.tolist()) == 3
+    found = ours.solve(jobs).bad.tolist()
+    assert found[1] >= 0
+    assert found[:1] + found[2:] == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-3), ("bf16", 1e-1)])
+def test_products_of_rounded_numbers_stay_near(precision: Any, tolerance: float) -> None:
+    """The tolerances that docs/performance.md states, relative to the norm of the update."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4))
+    data = torch.randn(40, 1, 8, 8), torch.randint(4, (40,))
+    task = Task(module, functional.cross_entropy, data, [range(10 * i, 10 * i + 10) for i in range(4)], batch_size=5)
+    jobs = [Begun(client, 0, 0, 5) for client in range(4)]
+    want = engine(task, precision="float64", steps=5).solve(jobs).updates["delta"]
+    found = engine(task, precision=precision, steps=5).solve(jobs).updates["delta"].double()
+    assert ((found - want).norm(dim=1) / want.norm(dim=1)).max() < tolerance
+
+
+def test_a_run_with_dropout_repeats() -> None:
+    task = dropping()
+    made = {"method": {"name": "fedbuff", "buffer_size": 2, "local_steps": 2}, "task": task, "fleet": "uniform"}
+    done = run(Experiment(**made, device="cpu", until={"commits": 6}))  # type: ignore[arg-type]
+    again = run(Experiment(**made, device="cpu", until={"commits": 6}))  # type: ignore[arg-type]
+    assert done.loss_final == again.loss_final
