@@ -120,7 +120,7 @@ def waves(settings: Settings) -> Rows:
             warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
             plain = wave = float("inf")
-            for _ in range(3 if settings.quick else 7):
+            for _ in range(3 if settings.quick or gpu else 7):
                 plain = min(plain, work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device))
                 wave = min(wave, work.seconds(partial(repeat, engine.solve, jobs, 3 if gpu else 1), device))
             rates = len(few) * steps / plain, size * steps * (3 if gpu else 1) / wave

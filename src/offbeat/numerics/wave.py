@@ -189,8 +189,8 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
 
 
 def outcome_of(updates: Update, tally: Tally, job: Job) -> Outcome:
-    largest = torch.stack([torch.linalg.vector_norm(u, torch.inf, dim=1) for u in updates.values()])  # one pass each
-    finite = largest.isfinite().all(dim=0)
+    ends = [end for u in updates.values() for end in (u.amin(1), u.amax(1))]  # NaN is both
+    finite = torch.stack(ends).isfinite().all(dim=0)
     bad = torch.where((tally.bad < 0) & ~finite, job.steps.long(), tally.bad)
     return Outcome(updates, tally.loss / job.steps, bad)
 
