@@ -64,13 +64,14 @@ def protocol_task(unequal: bool) -> Task:
 
 def plain_loop(task: Task, clients: Sequence[int], steps: Callable[[int], int], device: torch.device) -> None:
     """What one would write without this package: a module, an optimiser, one client after the other."""
-    x, y = (t.to(device) for t in task.data)
+    rows = torch.cat([torch.as_tensor(task.shards[client]) for client in clients])
+    x, y = (t[rows].to(device) for t in task.data)  # what these clients hold
+    shards = torch.split(torch.arange(len(rows), device=device), [len(task.shards[client]) for client in clients])
     model = task.model.to(device).train()
     begin = {name: value.clone() for name, value in model.state_dict().items()}
-    for client in clients:
+    for client, shard in zip(clients, shards, strict=True):
         model.load_state_dict(begin)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-        shard = torch.as_tensor(task.shards[client], device=device)
         for _ in range(steps(client)):
             rows = shard[torch.randint(len(shard), (BATCH,), device=device)]
             optimiser.zero_grad()

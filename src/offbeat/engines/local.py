@@ -146,10 +146,13 @@ class LocalEngine:
             return self.compute(horizon, jobs[: self.limit])
         self.waves += 1
         self.jobs_computed += len(jobs)
-        horizon.fill()  # the device is still computing
-        for row, (job, bad) in enumerate(zip(jobs, outcome.bad.tolist(), strict=True)):
-            self.results[job[:2]] = Result(outcome.updates, row, job, bad)
+        made = [Result(outcome.updates, row, job, -1) for row, job in enumerate(jobs)]  # the device is still computing
+        for job in jobs:
             horizon.computed(job[:2])
+        horizon.fill()
+        for result, bad in zip(made, outcome.bad.tolist(), strict=True):
+            result.bad = bad
+            self.results[result.begun[:2]] = result
         return None
 
     def solve(self, jobs: list[Begun]) -> Outcome:
