@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
 from offbeat.assemble import build_method
-from offbeat.engines.graphs import LADDER, OFTEN, GraphAdvance, padded, run_steps
+from offbeat.engines.graphs import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
 from offbeat.engines.local import BadNumbers, LocalEngine, pick_device
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.keys import generator
@@ -214,3 +216,19 @@ def test_a_size_that_keeps_coming_gets_a_graph_of_its_own() -> None:
     for number in range(OFTEN):
         engine.solve([Begun(client, number, 1, 2) for client in range(7)])
     assert {size for size, _ in engine.advance.buffers} == {padded(7), 7}
+
+
+@given(ready=st.integers(1, 2000), data=st.data())
+def test_a_wave_takes_what_is_urgent_and_is_padded_only_for_it(ready: int, data: st.DataObject) -> None:
+    urgent = data.draw(st.integers(1, ready))
+    size = fitting(ready, urgent)
+    assert urgent <= size <= ready
+    assert size == ready or padded(size) == size
+    assert size in LADDER or size % 64 == 0 or size == ready
+
+
+@given(ready=st.integers(1, 2000), data=st.data())
+def test_a_wave_is_the_largest_without_padding_that_holds_what_is_urgent(ready: int, data: st.DataObject) -> None:
+    urgent = data.draw(st.integers(1, ready))
+    whole = [size for size in range(urgent, ready + 1) if padded(size) == size]
+    assert fitting(ready, urgent) == max(whole, default=ready)

@@ -103,3 +103,30 @@ def test_every_wrong_option_is_named_at_once():
 def test_seed_beyond_64_bits():
     with pytest.raises(ConfigError, match=r"seed is \d+; give a whole number of 64 bits"):
         build("mlp", (4,), 2, 2**64)
+
+
+def test_the_network_of_pfl_research_has_its_parameters() -> None:
+    model = build("pfl-cnn", (3, 32, 32), 10, seed=0)
+    assert parameters(model) == 1_626_442
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_network_of_pfl_research_takes_images_of_any_shape_that_is_large_enough() -> None:
+    model = build("pfl-cnn", (1, 6, 9), 3, seed=0)
+    assert parameters(model) == 32 * 10 + 64 * 289 + 128 * (64 * 2 + 1) + 3 * 129
+    assert model(torch.zeros(2, 1, 6, 9)).shape == (2, 3)
+
+
+def test_the_network_of_pfl_research_begins_glorot_uniform() -> None:
+    model = build("pfl-cnn", (3, 32, 32), 10, seed=0)
+    assert isinstance(model, nn.Sequential)
+    bounds = [(6 / ((3 + 32) * 9)) ** 0.5, (6 / ((32 + 64) * 9)) ** 0.5, (6 / (12544 + 128)) ** 0.5, (6 / 138) ** 0.5]
+    layers = [layer for layer in model if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for layer, bound in zip(layers, bounds, strict=True):
+        assert 0.95 * bound < float(layer.weight.detach().abs().max()) <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("shape", "said"), [((4,), "4"), ((3, 5, 32), "3x5x32"), ((32, 32), "32x32")])
+def test_the_network_of_pfl_research_refuses_what_is_no_image(shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"'pfl-cnn' needs images .* 6x6 pixels, .* of shape {said}; take 'mlp'"):
+        build("pfl-cnn", shape, 10, 0)

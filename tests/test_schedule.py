@@ -347,3 +347,39 @@ def test_everyone_gone_and_back() -> None:
     assert conductor.left(2.0, Left(1)) == []
     assert conductor.joined(3.0, Joined(1)) == [Start(1, 0, 1)]
     assert conductor.arrived(4.0, Arrived(1, 0, 0, 1)) == [Commit(((1, 0),)), Start(1, 1, 1)]
+
+
+def test_each_client_of_a_round_does_its_own_number_of_steps() -> None:
+    """Steps of 1, 2 and 3 seconds, 3, 1 and 2 of them; the round ends with client 2, which takes 0.25 + 6 + 0.5 s."""
+    durations = Times([0.25] * 3, [1.0, 2.0, 3.0], [0.5] * 3)
+    rows = rows_of(Rounds(steps=(3, 1, 2), size=None), durations, 7.0)
+    own = [(0, 3), (1, 1), (2, 2)]
+    assert [row for row in rows if isinstance(row[1], Start | Begun | Finished | Commit)] == [
+        *[(0.0, Start(client, 0, steps)) for client, steps in own],
+        *[(0.25, Begun(client, 0, 0, steps)) for client, steps in own],
+        (2.25, Finished(1, 0)),
+        (3.25, Finished(0, 0)),
+        (6.25, Finished(2, 0)),
+        (6.75, Commit(((1, 0), (0, 0), (2, 0)))),
+        *[(6.75, Start(client, 1, steps)) for client, steps in own],
+        *[(7.0, Begun(client, 1, 1, steps)) for client, steps in own],
+    ]
+
+
+def test_a_drawn_client_does_its_own_number_of_steps() -> None:
+    rows = rows_of(Rounds(steps=(5, 4, 3, 2, 1), size=2), FIVE, 60.0)
+    started = {record for _, record in rows if isinstance(record, Start)}
+    assert {(record.client, record.steps) for record in started} == {(0, 5), (1, 4), (2, 3), (3, 2), (4, 1)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ((1, 2), "rounds: local steps of 2 clients for a fleet of 3; give one for each"),
+        ((), "rounds: local steps of 0 clients for a fleet of 3; give one for each"),
+        ((1, 0, 1), "rounds: local steps = 0; a job needs at least 1"),
+    ],
+)
+def test_steps_that_do_not_suit_the_clients_are_refused(steps: tuple[int, ...], sentence: str) -> None:
+    assert Rounds(steps=steps).problems(3) == [sentence]
+    assert Rounds(steps=(3, 1, 2)).problems(3) == []

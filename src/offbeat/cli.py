@@ -321,10 +321,13 @@ def bench(
         raise ConfigError(wrong)
     given = tuple((name, str(command)) for name, command in (split_pair("--with", text) for text in others or []))
     settings = Bench(device, precision, quick, given)  # type: ignore[arg-type]
+    if out is not None:
+        if out.is_dir():
+            raise ConfigError([f"--out {out} is a directory; name a JSON file"])
+        out.parent.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status("bench") as status:
         results = run_bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
     if as_json:
         print(json.dumps(results))

@@ -92,7 +92,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from; None when it is installed, or changed since."""
+    """The commit of the checkout that this package runs from, with "+changes" if it was changed; None without one."""
     here = Path(__file__).parent
     git = partial(subprocess.run, cwd=here, capture_output=True, text=True, check=False)
     try:
@@ -268,7 +268,10 @@ def protocol(settings: Settings) -> Rows:
 
 def elsewhere(command: str) -> dict[str, Any]:
     """The last line that a command prints, which is a JSON object with `seconds_per_round`."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError([f"--with: '{command}' cannot be run: {error}"]) from error
     try:
         said = json.loads(done.stdout.strip().splitlines()[-1])
         return {"seconds per round": float(said["seconds_per_round"]), "command": command, "said": said}

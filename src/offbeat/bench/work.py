@@ -101,7 +101,7 @@ def operations(model: nn.Module, x: torch.Tensor) -> tuple[float, float]:
 
     def count(layer: nn.Module, _args: Any, out: torch.Tensor) -> None:
         nonlocal products, outputs, first
-        outputs += out.numel()
+        outputs += 0 if isinstance(layer, nn.Flatten) else out.numel()
         if isinstance(layer, nn.Conv2d | nn.Linear):
             each = layer.weight[0].numel()  # multiply-adds for one output
             passes = 2 if first else 3  # forwards, weights, and inputs but for the first layer
