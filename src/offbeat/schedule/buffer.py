@@ -79,6 +79,7 @@ class BufferConductor:
 
     def __post_init__(self) -> None:
         self.bits = self.rng.getrandbits
+        self.size, self.steps, self.newest = self.policy.size, self.policy.steps, self.policy.restart == "newest"
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         if self.policy.restart == "broadcast":
@@ -87,14 +88,14 @@ class BufferConductor:
         return self.fill([])
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
-        client = event[0]
-        buffered, policy = self.buffered, self.policy
-        buffered.append((client, event[1]))
-        orders = self.commit() if len(buffered) == policy.size else []
-        if policy.restart == "newest":  # it rests and leaves its place: to itself, or to one drawn from the idle
-            client = self.idle.exchange(client, self.bits)
-            orders.append(record(Start, (client, self.version, policy.steps)))
-        elif policy.restart == "fresh":
+        client, number, _, _ = event
+        buffered = self.buffered
+        buffered.append((client, number))
+        orders = self.commit() if len(buffered) == self.size else []
+        if self.newest:  # it rests and leaves its place: to itself, or to one drawn from the idle
+            drawn = self.idle.exchange(client, self.bits)
+            orders.append(record(Start, (drawn, self.version, self.steps)))
+        elif self.policy.restart == "fresh":
             self.working -= 1
             self.heard[client] = event.version
             self.rest(client)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TypeAlias
@@ -77,7 +78,7 @@ class VirtualClock:
         self.jobs = [0] * clients  # begun so far; the next job's number
         self.seen = [-1] * clients  # the newest version it trained from
         self.delivered = [-1] * clients  # the newest version whose update has reached the server
-        self.tokens = [0] * clients  # raised when its work is cancelled; older entries are void
+        self.tokens: Counter[int] = Counter()  # raised when a client's work is cancelled; older entries are void
         self.busy: list[Work | None] = [None] * clients  # the job it computes (or, without overlap, transfers)
         self.coming: dict[int, int] = {}  # the version of an offer on its way
         self.inbox: dict[int, tuple[int, int, int]] = {}  # receive buffer: (client, version, steps)
@@ -115,7 +116,7 @@ class VirtualClock:
         """`events` for clients that download, train and upload in turn. What comes out of `on_delivery`, `on_computed`,
         `on_arrival` and `obey` for these stands in one loop, because a million clients pay for every call."""
         rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
-        jobs, seen, delivered, busy, tokens = self.jobs, self.seen, self.delivered, self.busy, self.tokens
+        jobs, seen, delivered, busy, token_of = self.jobs, self.seen, self.delivered, self.busy, self.tokens.get
         away, offers, inbox = self.away, self.offers, self.inbox
         ask, arrived = self.durations, self.conductor.arrived
         download, compute, fails, upload = ask.download, ask.compute, ask.fails, ask.upload
@@ -145,7 +146,7 @@ class VirtualClock:
                         rows.append((now, command))
                         started = command[0]
                         seconds = down[started] if told else download(started, jobs[started])
-                        entry = (now + seconds, DELIVERY, command, tokens[started])
+                        entry = (now + seconds, DELIVERY, command, token_of(started, 0))
                         if entry[0] < agenda.until:
                             put(entry)
                         else:
@@ -159,7 +160,7 @@ class VirtualClock:
                 continue
             elif action is DELIVERY and not (away or offers or busy[what[0]]):
                 client, version, steps = what[0], what[1], what[2]
-                if token != tokens[client]:
+                if token != token_of(client, 0):
                     continue
                 number = jobs[client]
                 jobs[client] = number + 1
