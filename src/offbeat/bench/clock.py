@@ -55,7 +55,7 @@ def measure(policy: str, clients: int) -> dict[str, Any]:
 
 
 def peak() -> int:
-    """Bytes that this process has held at most. Linux counts them anew for a new program, where `getrusage` does not."""
+    """Bytes that this process has held at most. Linux counts them anew for a new program; `getrusage` does not."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
