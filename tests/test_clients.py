@@ -151,6 +151,17 @@ def test_the_method_is_measured_once_for_a_shape(monkeypatch: pytest.MonkeyPatch
     assert convolution.chosen[shape] == "each"
 
 
+def test_a_method_that_cannot_do_a_shape_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Tensor:
+        raise RuntimeError("too large for this device")
+
+    monkeypatch.setattr(convolution, "chosen", {})
+    monkeypatch.setattr(convolution, "methods", lambda *_: {"each": fails, "product": convolution.product})
+    x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3)
+    assert convolution.convolve(x, w, None, (1, 1), (0, 0)).shape == (2, 3, 4, 6, 6)
+    assert list(convolution.chosen.values()) == ["product"]
+
+
 # ---- dropout ------------------------------------------------------------------------------------
 def dropping(p: float = 0.5) -> Task:
     torch.manual_seed(0)
