@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from offbeat.engines.local import LocalEngine
 from offbeat.engines.traced import LADDER, TracedAdvance
 from offbeat.errors import ConfigError
 from offbeat.numerics import convolution
+from offbeat.numerics.clients import Keyed
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 
@@ -119,7 +121,7 @@ def test_rows_may_be_longer_than_the_model() -> None:
 
 
 # ---- convolutions -------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["product", "grouped", "each"])
+@pytest.mark.parametrize("method", ["product", "lines", "grouped", "each"])
 @pytest.mark.parametrize(("step", "padding"), [((1, 1), (0, 0)), ((2, 1), (1, 2))])
 def test_all_methods_compute_the_same_convolution(method: str, step: Any, padding: Any) -> None:
     torch.manual_seed(0)
@@ -141,7 +143,7 @@ def test_the_method_is_measured_once_for_a_shape(monkeypatch: pytest.MonkeyPatch
     x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3, requires_grad=True)
     for clients in (2, 1, 2):
         convolution.convolve(x[:clients], w[:clients], None, (1, 1), (0, 0))
-    assert len(timed) == len(convolution.methods("cpu", torch.float32)) == 2
+    assert len(timed) == len(convolution.methods("cpu", torch.float32)) == 3
     (shape, method), *others = convolution.chosen.items()
     assert method == "each"  # the one that the faked clock found faster
     assert shape == "cpu float32 3x1x8x8 * 4x1x3x3 stride (1, 1) padding (0, 0) without input gradient"
@@ -149,6 +151,17 @@ def test_the_method_is_measured_once_for_a_shape(monkeypatch: pytest.MonkeyPatch
     convolution.chosen[shape] = "a method of another machine"
     convolution.convolve(x, w, None, (1, 1), (0, 0))
     assert convolution.chosen[shape] == "each"
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("method", ["product", "lines", "each"])
+def test_every_method_puts_gradients_where_they_belong(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "methods", lambda *_: {method: getattr(convolution, method)})
+    monkeypatch.setattr(convolution, "chosen", {})
+    module = built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.Flatten(),
+                                         nn.LazyLinear(4)), (2, 5, 5))  # fmt: skip
+    compare(FlatModel(module, functional.cross_entropy, torch.float64), (2, 5, 5), 1e-12)
+    assert set(convolution.chosen.values()) == {method}
 
 
 def test_a_method_that_cannot_do_a_shape_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,11 +228,99 @@ def test_a_model_that_draws_needs_a_key() -> None:
         model.one(model.initial(), torch.ones(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
 
 
+# ---- dropout of channels ------------------------------------------------------------------------
+def channels(p: float = 0.5) -> Task:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Dropout2d(p), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(p), nn.Linear(54, 4)
+    )
+    x, y = torch.randn(40, 2, 8, 8, dtype=torch.float64), torch.randint(4, (40,))
+    return Task(module, functional.cross_entropy, (x, y), [range(10 * i, 10 * i + 10) for i in range(4)], batch_size=5)
+
+
+def masked(key: Tensor, p: float, shape: tuple[int, ...] = (300, 50, 2, 3), **options: Any) -> Tensor:
+    with Keyed(key):
+        return functional.dropout2d(torch.ones(shape), p, **options)
+
+
+def test_whole_channels_are_dropped_as_often_as_asked() -> None:
+    key = keys.key(0, "noise", torch.tensor(1))
+    kept = masked(key, 0.3)
+    assert torch.equal(kept, kept[:, :, :1, :1].expand(kept.shape))
+    assert (kept[:, :, 0, 0] == 0).double().mean().sub(0.3).abs() < 0.02
+    assert torch.allclose(kept[kept > 0], torch.tensor(1 / 0.7))
+    assert torch.equal(kept, masked(key, 0.3))
+    assert not torch.equal(kept, masked(keys.fold(key, 1), 0.3))
+    assert not torch.equal(kept[0], kept[1])  # samples differ
+
+
+def test_two_dropouts_of_channels_in_one_model_differ() -> None:
+    with Keyed(keys.key(0, "noise", torch.tensor(1))):
+        one, two = (functional.dropout2d(torch.ones(20, 10, 2, 2)) for _ in range(2))
+    assert not torch.equal(one, two)
+
+
+def test_channels_stay_when_p_is_zero_or_the_model_is_evaluated() -> None:
+    key = keys.key(0, "noise", torch.tensor(1))
+    assert masked(key, 0.0).eq(1).all()
+    assert masked(key, 0.9, training=False).eq(1).all()
+    ours = engine(channels(0.9))
+    assert ours.evaluate() == ours.evaluate()
+    with pytest.raises(ConfigError, match="drops out at random, but no key"), Keyed(None):
+        functional.dropout2d(torch.ones(1, 2, 2, 2))
+
+
+def test_dropped_channels_follow_from_the_job_alone() -> None:
+    jobs = [Begun(client, 2, 0, 3) for client in range(4)]
+    together = engine(channels()).solve(jobs).updates["delta"]
+    alone = torch.cat([engine(channels()).solve([job]).updates["delta"] for job in jobs[::-1]]).flip(0)
+    twin = engine(channels(), "twin").solve(jobs).updates["delta"]
+    assert torch.allclose(together, alone, atol=1e-14)
+    assert torch.allclose(together, twin, atol=1e-14)
+    other = engine(channels()).solve([Begun(client, 3, 0, 3) for client in range(4)]).updates["delta"]
+    assert not torch.allclose(together, other, atol=1e-3)
+
+
+def test_every_step_of_a_job_drops_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[float]] = []
+    plain = Keyed.dropout2d
+
+    def noted(mode: Keyed, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        factors = plain(mode, torch.ones_like(x), *args, **kwargs)
+        seen.append(factors[:, :, 0, 0].flatten().tolist())
+        return x * factors
+
+    ours = engine(channels(), "twin")
+    monkeypatch.setattr(Keyed, "dropout2d", noted)
+    for _ in range(2):
+        ours.solve([Begun(0, 0, 0, 3)])
+    one, two, three = seen[:3]
+    assert one != two != three != one
+    assert seen[3:] == [one, two, three]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3])
+def test_gradients_pass_in_channels_that_were_kept(p: float) -> None:
+    model = FlatModel(channels(p).model, functional.cross_entropy, torch.float64)
+    compare(model, (2, 8, 8), 1e-13, keys.key(3, "noise", torch.arange(3)))
+
+
+@pytest.mark.cuda
+def test_a_gpu_drops_the_same_channels() -> None:
+    jobs = [Begun(client, 2, 0, 3) for client in range(4)]
+    want = engine(channels()).solve(jobs).updates["delta"]
+    method = build_method({"name": "local-sgd", "local_steps": 3, "client_lr": 0.1})
+    for mode in ("wave", "twin"):
+        found = LocalEngine(method, channels(), 0, torch.device("cuda"), "float64", mode).solve(jobs).updates["delta"]
+        assert torch.allclose(found.cpu(), want, atol=1e-6)
+
+
 # ---- tiles and traces ---------------------------------------------------------------------------
-def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [dropping, channels])
+def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Task]) -> None:
     """Plain steps, then the same size traced, in tiles on threads; with momentum, dropout and early leavers."""
     monkeypatch.setattr("offbeat.engines.traced.WORTH", 0.0)
-    task = dropping()
+    task = make()
     method = build_method({"name": "local-sgd", "local_steps": 3, "client_options": {"momentum": 0.5}})
     plain = LocalEngine(method, task, 0, torch.device("cpu"), graphs=False)
     ours = LocalEngine(method, task, 0, torch.device("cpu"))

@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.tasks import files
-from offbeat.tasks.data import DATA, Data, digits, fashion_mnist, har, mnist, scaled
+from offbeat.tasks.data import DATA, Data, a9a, digits, fashion_mnist, har, mnist, scaled
+from offbeat.tasks.make import build_task
 
 rng = np.random.default_rng(0)
 
@@ -140,7 +141,7 @@ def test_missing_set_says_what_where_and_whence(root, tmp_path):
     assert "set OFFBEAT_DATA to the directory that holds" in message
 
 
-@pytest.mark.parametrize("name", ["cifar10", "har", "mnist"])
+@pytest.mark.parametrize("name", ["a9a", "cifar10", "har", "mnist"])
 def test_every_missing_set_names_its_source(root, name):
     with pytest.raises(OffbeatError, match=rf"'{name}' was not found(.|\n)*Get it from the (.|\n)*OFFBEAT_DATA"):
         DATA[name]()
@@ -219,6 +220,92 @@ def test_har_file_that_is_no_archive(root):
         har()
 
 
+# ---- a9a ----------------------------------------------------------------------------------------
+LINES = b"""# people
+-1 3:1 11:1 123:1
+
++1 1:0.5 2:-2e1  # two features
+-1
+"""
+
+
+def write_a9a(folder: Path, train: bytes = LINES, test: bytes = b"+1 123:1\r\n", zipped: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("a9a", train), ("a9a.t", test)):
+        (folder / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(text) if zipped else text)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a9a(root, zipped):
+    write_a9a(root / "a9a", zipped=zipped)
+    data = a9a()
+    want = np.zeros((3, 123), np.float32)
+    want[0, [2, 10, 122]] = 1
+    want[1, :2] = 0.5, -20
+    assert np.array_equal(data.x, want)
+    assert np.array_equal(data.x_test, want[:1] * 0 + (np.arange(123) == 122))
+    assert (data.y.tolist(), data.y_test.tolist(), data.classes, data.owners) == ([0, 1, 0], [1], 2, None)
+
+
+def test_a9a_is_a_task_with_logistic_regression_and_no_scale(root):
+    write_a9a(root / "a9a")
+    task = build_task("a9a", {"clients": 2}, 0)
+    assert [tuple(p.shape) for p in task.model.parameters()] == [(2, 123), (2,)]
+    with pytest.raises(ConfigError, match="data 'a9a' has no options, but 'scale' was given; leave it out"):
+        build_task("a9a", {"clients": 2, "scale": "unit"}, 0)
+
+
+def test_libsvm_labels_are_what_the_file_says(tmp_path):
+    (tmp_path / "text").write_bytes(b"7 1:1\n-0.25 2:1\n1e3")
+    x, y = files.libsvm(tmp_path / "text", 2)
+    assert (x.dtype, x.tolist(), y.tolist()) == (np.float32, [[1, 0], [0, 1], [0, 0]], [7, -0.25, 1000])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"yes 1:1", "the label 'yes' is no finite number"),
+        (b"1:1 2:1", "the label '1:1' is no finite number"),
+        (b"nan 1:1", "the label 'nan' is no finite number"),
+        (b"0 1:1", "the label is '0', it must be one of -1, 1"),
+        (b"1 1:1 2", "'2' is no pair index:value"),
+        (b"1 a:1", "the index of 'a:1' is no whole number"),
+        (b"1 :1", "the index of ':1' is no whole number"),
+        (b"1 1_0:1", "the index of '1_0:1' is no whole number"),
+        (b"1 1.0:1", "the index of '1.0:1' is no whole number"),
+        (b"1 0:1", "the index of '0:1' is not among 1 to 123"),
+        (b"1 -3:1", "the index of '-3:1' is not among 1 to 123"),
+        (b"1 5:1 124:1", "the index of '124:1' is not among 1 to 123"),
+        (b"1 5:1 4:1", "the index of '4:1' follows 5, but indices must rise"),
+        (b"1 5:1 5:1", "the index of '5:1' follows 5, but indices must rise"),
+        (b"1 5:", "the value of '5:' is no finite number"),
+        (b"1 5:one", "the value of '5:one' is no finite number"),
+        (b"1 5:1_0", "the value of '5:1_0' is no finite number"),
+        (b"1 5:inf", "the value of '5:inf' is no finite number"),
+        (b"1 5:1e39", "the value of '5:1e39' is no finite number"),  # more than a float32 can hold
+        (b"1 5:1:1", "the value of '5:1:1' is no finite number"),
+        (b"\xff\x00", "the label '\ufffd"),
+    ],
+)
+def test_damaged_libsvm(root, line, reason):
+    write_a9a(root / "a9a", LINES + line + b"\n1 1:1\n")
+    with pytest.raises(OffbeatError) as caught:
+        a9a()
+    assert f"{root / 'a9a/a9a'} is damaged: in line 6 {reason}" in str(caught.value)
+    assert str(caught.value).endswith(". Replace it with a fresh copy.")
+
+
+def test_libsvm_without_a_sample_or_cut_short(root):
+    write_a9a(root / "a9a", test=b"# nothing\n\n")
+    with pytest.raises(OffbeatError, match=r"a9a/a9a\.t is damaged: it has no sample"):
+        a9a()
+    write_a9a(root / "a9a", zipped=True)
+    (root / "a9a/a9a").unlink()
+    (root / "a9a/a9a.gz").write_bytes(gzip.compress(LINES)[:-9])
+    with pytest.raises(OffbeatError, match=r"a9a/a9a\.gz is damaged: it cannot be read"):
+        a9a()
+
+
 # ---- Data ---------------------------------------------------------------------------------------
 X, Y = np.zeros((4, 2), np.float32), np.array([0, 1, 2, 1])
 BAD = X.copy()
@@ -266,6 +353,7 @@ def test_regression_targets_and_an_empty_test_set():
         ("mnist", (60_000, 1, 28, 28), 10_000),
         ("cifar10", (50_000, 3, 32, 32), 10_000),
         ("har", (5890, 561), 1462),
+        ("a9a", (32_561, 123), 16_281),
     ],
 )
 def test_real_data(name, shape, tests):
@@ -281,6 +369,9 @@ def test_real_data(name, shape, tests):
     assert len(np.unique(data.y)) == len(np.unique(data.y_test)) == data.classes
     if name == "har":
         assert len(np.unique(data.owners)) == 21
+    elif name == "a9a":
+        assert np.array_equal(np.unique(data.x), [0, 1])
+        assert (data.y.sum(), data.y_test.sum()) == (7841, 3846)
     else:
         assert abs(data.x.mean((0, 2, 3), dtype=np.float64)).max() < 1e-5
         assert abs(data.x.std((0, 2, 3), dtype=np.float64) - 1).max() < 1e-5

@@ -18,6 +18,11 @@ def parameters(model: nn.Module) -> int:
         ("dlsgd-cnn", (1, 28, 28), 10, 582_026),
         ("dlsgd-cnn", (3, 32, 32), 10, 878_538),
         ("dlsgd-cnn", (2, 16, 22), 3, 32 * 51 + 64 * 801 + 512 * (64 * 2 + 1) + 3 * 513),
+        ("fedagrac-cnn", (1, 28, 28), 10, 260 + 5020 + 16050 + 510),
+        ("fedagrac-cnn", (2, 16, 22), 3, 10 * 51 + 20 * 251 + 50 * (20 * 2 + 1) + 3 * 51),
+        ("alexnet", (3, 32, 32), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 526336 + 4196352 + 20490),
+        ("alexnet", (3, 29, 61), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 2048 * 513 + 4196352 + 20490),
+        ("vgg19", (3, 32, 32), 10, 38720 + 221440 + 2065408 + 8259584 + 9439232 + 262656 + 262656 + 5130),
         ("logistic", (1, 8, 8), 10, 650),
         ("linear", (13,), 1, 14),
         ("mlp", (1, 8, 8), 10, 65 * 200 + 201 * 10),
@@ -53,10 +58,10 @@ def test_mlp_computes_its_formula():
 def test_the_seed_alone_decides_and_nothing_is_disturbed(name):
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    one = build(name, (1, 16, 16), 4, seed=7)
+    one = build(name, (1, 32, 32), 4, seed=7)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(456)
-    two, other = build(name, (1, 16, 16), 4, seed=7), build(name, (1, 16, 16), 4, seed=8)
+    two, other = build(name, (1, 32, 32), 4, seed=7), build(name, (1, 32, 32), 4, seed=8)
     flat = [nn.utils.parameters_to_vector(model.parameters()) for model in (one, two, other)]
     assert torch.equal(flat[0], flat[1])
     assert not torch.equal(flat[0], flat[2])
@@ -76,7 +81,7 @@ def test_built_on_the_cpu_whatever_the_default_device():
             (1, 28, 28),
             10,
             {},
-            r"unknown model 'dlsgd-cn': did you mean 'dlsgd-cnn'\? Known: dlsgd-cnn, linear",
+            r"unknown model 'dlsgd-cn': did you mean 'dlsgd-cnn'\? Known: alexnet, dlsgd-cnn, fedagrac",
         ),
         ("mlp", (4,), 2, {"hiden": 3}, r"unknown option of model 'mlp' 'hiden': did you mean 'hidden'\? Known: hidden"),
         ("logistic", (4,), 2, {"hidden": 3}, "model 'logistic' has no options, but 'hidden' was given; leave it out"),
@@ -87,6 +92,13 @@ def test_built_on_the_cpu_whatever_the_default_device():
         ("dlsgd-cnn", (1, 8, 8), 10, {}, "at least 16x16 pixels, the data has samples of shape 1x8x8; take 'mlp'"),
         ("dlsgd-cnn", (1, 28, 15), 10, {}, "samples of shape 1x28x15"),
         ("dlsgd-cnn", (28, 28), 10, {}, "needs images of channels x height x width .* samples of shape 28x28"),
+        ("fedagrac-cnn", (1, 15, 28), 10, {}, "'fedagrac-cnn' needs images .* 16x16 pixels, .* of shape 1x15x28; take"),
+        ("alexnet", (1, 28, 28), 10, {}, "'alexnet' needs images .* 29x29 pixels, .* of shape 1x28x28; take 'mlp'"),
+        ("vgg19", (3, 32, 31), 10, {}, "'vgg19' needs images .* 32x32 pixels, .* of shape 3x32x31; take 'mlp'"),
+        ("vgg19", (4,), 10, {}, "'vgg19' needs images .* of shape 4; take 'mlp'"),
+        ("fedagrac-cnn", (1, 28, 28), 10, {"dropout": 1.0}, r"dropout is 1.0; give a number from 0 .* to below 1"),
+        ("alexnet", (3, 32, 32), 10, {"dropout": -0.1}, "dropout is -0.1; give a number from 0"),
+        ("vgg19", (3, 32, 32), 10, {"dropout": "a"}, "model 'vgg19': dropout = 'a'; it must be a number"),
     ],
 )
 def test_sentences(name, shape, outputs, options, sentence):
@@ -130,3 +142,58 @@ def test_the_network_of_pfl_research_begins_glorot_uniform() -> None:
 def test_the_network_of_pfl_research_refuses_what_is_no_image(shape: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=f"'pfl-cnn' needs images .* 6x6 pixels, .* of shape {said}; take 'mlp'"):
         build("pfl-cnn", shape, 10, 0)
+
+
+# ---- the networks of FedaGrac -------------------------------------------------------------------
+def test_the_cnn_of_fedagrac_has_the_layers_of_its_table() -> None:
+    shapes, x = [], torch.zeros(2, 1, 28, 28)
+    for layer in build("fedagrac-cnn", (1, 28, 28), 10, seed=0).children():
+        x = layer(x)
+        shapes.append((type(layer).__name__, *x.shape[1:]))
+    assert [row for row in shapes if row[0] != "ReLU"] == [
+        ("Conv2d", 10, 24, 24),
+        ("MaxPool2d", 10, 12, 12),
+        ("Conv2d", 20, 8, 8),
+        ("Dropout2d", 20, 8, 8),
+        ("MaxPool2d", 20, 4, 4),
+        ("Flatten", 320),
+        ("Linear", 50),
+        ("Dropout", 50),
+        ("Linear", 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("alexnet", [(64, 8, 8), (192, 4, 4), (384, 2, 2), (256, 2, 2), (256, 2, 2), (2048,), (2048,), (10,)]),
+        (
+            "vgg19",
+            [(64, 32, 32)] * 2 + [(128, 16, 16)] * 2 + [(256, 8, 8)] * 4 + [(512, 4, 4)] * 4 + [(512, 2, 2)] * 4
+            + [(512,), (512,), (10,)],
+        ),
+    ],
+)  # fmt: skip
+def test_the_large_networks_of_fedagrac_have_the_shapes_of_their_tables(name: str, rows: list[tuple[int, ...]]) -> None:
+    shapes, x = [], torch.zeros(1, 3, 32, 32)
+    for layer in build(name, (3, 32, 32), 10, seed=0).children():
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            shapes.append(tuple(x.shape[1:]))
+    assert shapes == rows
+
+
+@pytest.mark.parametrize("name", ["alexnet", "fedagrac-cnn", "vgg19"])
+def test_dropouts_of_fedagrac_are_an_option(name: str) -> None:
+    for options, p in (({}, 0.5), ({"dropout": 0.2}, 0.2)):
+        layers = build(name, (3, 32, 32), 10, 0, **options).modules()
+        assert [layer.p for layer in layers if isinstance(layer, nn.Dropout | nn.Dropout2d)] == [p, p]
+
+
+def test_the_signal_does_not_fade_in_vgg19() -> None:
+    """With PyTorch's default weights the first layer's gradient is about 1e-6 of the last one's."""
+    torch.manual_seed(0)
+    model = build("vgg19", (3, 32, 32), 10, seed=0, dropout=0.0)
+    nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+    slopes = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None and p.dim() > 1]
+    assert min(slopes) > 0.01 * max(slopes)

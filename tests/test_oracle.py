@@ -255,7 +255,10 @@ def per_client(begun):
 
 @pytest.mark.parametrize(
     ("policy", "slow", "expected"),
-    [(Buffer(size=2), oracle.fedbuff, FEDBUFF), (Buffer(size=2, restart="broadcast"), oracle.dlsgd_homo, HOMO)],
+    [
+        (Buffer(size=2, steps=1), oracle.fedbuff, FEDBUFF),
+        (Buffer(size=2, steps=1, restart="broadcast"), oracle.dlsgd_homo, HOMO),
+    ],
     ids=["fedbuff", "dlsgd-homo"],
 )
 def test_five_clients_on_paper(policy, slow, expected):
@@ -268,5 +271,5 @@ def test_five_clients_on_paper(policy, slow, expected):
 def test_five_clients_drawn_on_paper():
     commits, begun, lost = oracle.dlsgd_hetero(5, FIVE.d, C_FIVE, FIVE.u, DRAWS, 5)
     assert (commits, per_client(begun), lost) == (*HETERO, LOST)
-    seen = Seen(Sampled(size=2), FIVE, 5, Told(DRAWS))
+    seen = Seen(Sampled(size=2, steps=1), FIVE, 5, Told(DRAWS))
     assert (unordered(seen.commits), per_client(seen.begun), seen.lost) == (unordered(commits), HETERO[1], LOST)

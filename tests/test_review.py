@@ -43,7 +43,7 @@ def test_a_time_limit_ends_a_schedule_that_never_commits() -> None:
 
 
 def test_fresh_clients_do_not_repeat_a_version_after_coming_back() -> None:
-    conductor = Buffer(size=3, restart="fresh").conductor(3, random.Random(0))
+    conductor = Buffer(size=3, steps=1, restart="fresh").conductor(3, random.Random(0))
     conductor.begin(0.0, range(3))
     assert conductor.arrived(1.0, Arrived(0, 0, 0, 1)) == []
     assert conductor.left(2.0, Left(0)) == []

@@ -31,6 +31,7 @@ from offbeat.records import (
 )
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
@@ -349,37 +350,68 @@ def test_everyone_gone_and_back() -> None:
     assert conductor.arrived(4.0, Arrived(1, 0, 0, 1)) == [Commit(((1, 0),)), Start(1, 1, 1)]
 
 
-def test_each_client_of_a_round_does_its_own_number_of_steps() -> None:
+def test_clients_that_may_choose_take_their_own_number_of_steps() -> None:
     """Steps of 1, 2 and 3 seconds, 3, 1 and 2 of them; the round ends with client 2, which takes 0.25 + 6 + 0.5 s."""
-    durations = Times([0.25] * 3, [1.0, 2.0, 3.0], [0.5] * 3)
-    rows = rows_of(Rounds(steps=(3, 1, 2), size=None), durations, 7.0)
+    durations = Times([0.25] * 3, [1.0, 2.0, 3.0], [0.5] * 3, [3, 1, 2])
+    rows = rows_of(Rounds(), durations, 7.0)
     own = [(0, 3), (1, 1), (2, 2)]
     assert [row for row in rows if isinstance(row[1], Start | Begun | Finished | Commit)] == [
-        *[(0.0, Start(client, 0, steps)) for client, steps in own],
+        *[(0.0, Start(client, 0, 0)) for client, _ in own],
         *[(0.25, Begun(client, 0, 0, steps)) for client, steps in own],
         (2.25, Finished(1, 0)),
         (3.25, Finished(0, 0)),
         (6.25, Finished(2, 0)),
         (6.75, Commit(((1, 0), (0, 0), (2, 0)))),
-        *[(6.75, Start(client, 1, steps)) for client, steps in own],
+        *[(6.75, Start(client, 1, 0)) for client, _ in own],
         *[(7.0, Begun(client, 1, 1, steps)) for client, steps in own],
     ]
+    ordered = rows_of(Rounds(steps=4), durations, 7.0)
+    assert {record.steps for _, record in ordered if isinstance(record, Begun)} == {4}
 
 
-def test_a_drawn_client_does_its_own_number_of_steps() -> None:
-    rows = rows_of(Rounds(steps=(5, 4, 3, 2, 1), size=2), FIVE, 60.0)
-    started = {record for _, record in rows if isinstance(record, Start)}
-    assert {(record.client, record.steps) for record in started} == {(0, 5), (1, 4), (2, 3), (3, 2), (4, 1)}
+@pytest.mark.parametrize("policy", [Buffer(2), Buffer(2, restart="broadcast"), Buffer(2, restart="fresh"), Sampled(2)])
+def test_every_policy_leaves_steps_to_the_clients(policy: Any) -> None:
+    durations = Times([0.25] * 3, [0.1, 0.2, 0.3], [0.5] * 3, [3, 1, 2])
+    found = {
+        (record.client, record.steps) for _, record in rows_of(policy, durations, 9.0) if isinstance(record, Begun)
+    }
+    assert found == {(0, 3), (1, 1), (2, 2)}
+    usual = rows_of(policy, Times([0.25] * 3, [0.1, 0.2, 0.3], [0.5] * 3), 9.0)
+    assert {record.steps for _, record in usual if isinstance(record, Begun)} == {OWN_STEPS}
+
+
+def test_probes_come_before_the_steps_of_the_same_clients() -> None:
+    durations = Times([0.1] * 6, [0.1] * 6, [0.1] * 6, [3, 1, 2, 5, 4, 6])
+    rows = rows_of(Rounds(size=3, probes=2), durations, 9.0)
+    halves = [record.jobs for _, record in rows if isinstance(record, Commit)]
+    steps = {(record.client, record.job): record.steps for _, record in rows if isinstance(record, Begun)}
+    assert len(halves) > 6
+    for first, second in zip(halves[::2], halves[1::2], strict=False):
+        assert {client for client, _ in first} == {client for client, _ in second}
+        assert {steps[job] for job in first} == {2}
+        assert all(steps[job] == durations.steps[job[0]] for job in second)
+
+
+def test_the_second_half_goes_to_those_that_are_left() -> None:
+    conductor = Rounds(probes=1).conductor(3, random.Random(0))
+    assert conductor.begin(0.0, [0, 1, 2]) == [Start(client, 0, 1) for client in range(3)]
+    assert conductor.left(0.5, Left(2)) == []
+    assert conductor.joined(0.6, Joined(2)) == []
+    assert conductor.arrived(1.0, Arrived(0, 0, 0, 1)) == []
+    assert conductor.arrived(1.0, Arrived(1, 0, 0, 1)) == [Commit(((0, 0), (1, 0))), Start(0, 1, 0), Start(1, 1, 0)]
+    assert conductor.left(2.0, Left(0)) == []
+    assert conductor.left(2.0, Left(1)) == [Start(2, 1, 0)]  # nobody of them is: whoever is there
+    assert conductor.arrived(3.0, Arrived(2, 1, 1, 5)) == [Commit(((2, 1),)), Start(2, 2, 1)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "sentence"),
+    ("policy", "sentence"),
     [
-        ((1, 2), "rounds: local steps of 2 clients for a fleet of 3; give one for each"),
-        ((), "rounds: local steps of 0 clients for a fleet of 3; give one for each"),
-        ((1, 0, 1), "rounds: local steps = 0; a job needs at least 1"),
+        (Rounds(steps=0), "rounds: local steps = 0; a job needs at least 1"),
+        (Rounds(probes=0), "rounds: probes = 0; a job needs at least 1"),
+        (Rounds(size=2, probes=1, replacement=True), "rounds: probes ask each client of a round once"),
     ],
 )
-def test_steps_that_do_not_suit_the_clients_are_refused(steps: tuple[int, ...], sentence: str) -> None:
-    assert Rounds(steps=steps).problems(3) == [sentence]
-    assert Rounds(steps=(3, 1, 2)).problems(3) == []
+def test_steps_that_make_no_job_are_refused(policy: Any, sentence: str) -> None:
+    (found,) = policy.problems(3)
+    assert found.startswith(sentence)

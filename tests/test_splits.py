@@ -88,6 +88,16 @@ def test_classes_divide_evenly():
     assert np.ptp(sizes(classes(odd, 20, 3))) <= 1
 
 
+def test_five_of_ten_classes_and_the_same_volume():
+    """The second split of the FedaGrac paper (DP2): 20 clients, 5 classes each, equal sizes."""
+    for seed in range(5):
+        parts = classes(BALANCED, 20, seed, None, per_client=5)
+        assert [len(np.unique(BALANCED[part])) for part in parts] == [5] * 20
+        assert set(sizes(parts)) == {30}
+    odd = np.arange(617) % 10  # 62 or 61 samples of a class for 10 holders: 6 or 7 for each
+    assert np.ptp(sizes(classes(odd, 20, 3, None, per_client=5))) <= 5
+
+
 def test_classes_left_to_nobody():
     parts = classes(BALANCED, 2, 0, None, 3)
     assert sizes(parts).sum() == 6 * 60
@@ -114,6 +124,17 @@ def test_alpha_moves_from_one_class_to_all():
     large = dirichlet(y, 10, 0, None, 1e6)
     assert np.ptp(sizes(large)) < 30
     assert describe(large, y)["classes"] == 10
+
+
+def test_dirichlet_of_two_unequal_classes():
+    """The first split of the FedaGrac paper (DP1) on a9a: a quarter of the labels is 1, 20 clients."""
+    y = (np.arange(4000) % 4 == 0).astype(np.int64)
+    for seed in range(5):
+        parts = dirichlet(y, 20, seed, None, 0.3)
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(4000))
+        assert sizes(parts).min() >= 1
+        shares = np.array([y[part].mean() for part in parts])
+        assert shares.std() > 0.2  # clients differ in their labels
 
 
 def test_dirichlet_proportions_have_the_right_spread():

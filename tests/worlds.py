@@ -14,6 +14,7 @@ from offbeat.engines.local import Done, LocalEngine
 from offbeat.keys import generator
 from offbeat.method import Method
 from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.horizon import Horizon
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from offbeat.tasks.task import Task
@@ -26,6 +27,10 @@ class Times:
     down: Sequence[float]
     step: Sequence[float]
     up: Sequence[float]
+    steps: Sequence[int] = ()  # of clients that may choose; empty: the usual number
+
+    def own_steps(self, client: int, job: int) -> int:
+        return self.steps[client] if self.steps else OWN_STEPS
 
     @property
     def clients(self) -> int:
@@ -51,12 +56,13 @@ class Times:
         return None
 
 
-def times(clients: int, slowest: float = 5.0, transfer: float = 0.3, seed: int = 0) -> Times:
+def times(clients: int, slowest: float = 5.0, transfer: float = 0.3, seed: int = 0, steps: Sequence[int] = ()) -> Times:
     rng = np.random.default_rng(seed)
     return Times(
         list(transfer * rng.uniform(0.5, 1, clients)),
         list(rng.uniform(1, slowest, clients) / 10),
         list(transfer * rng.uniform(0.5, 1, clients)),
+        steps,
     )
 
 
@@ -72,7 +78,7 @@ def play(
     made = method if isinstance(method, Method) else build_method(method)
     engine = LocalEngine(made, task, seed, torch.device("cpu"), "float64", mode)
     clock = VirtualClock(made.when, durations, generator(seed, "policy"))
-    return engine, list(engine.commits(Horizon(clock, 256, commits)))
+    return engine, list(engine.commits(Horizon(clock, 256, commits, memory=bool(made.what.local.remembers))))
 
 
 def final(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
 from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
+from offbeat.engines.memory import Choice, chosen_place
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
+from offbeat.fleets.steps import Fixed
 from offbeat.keys import generator
-from offbeat.method import Method, Policy
+from offbeat.method import Cohort, Method, Policy
 from offbeat.methods import METHODS
 from offbeat.options import fits, option_problems, spoken
 from offbeat.runs.account import Account
@@ -43,27 +48,55 @@ class Built:
         return self.fleet.payload_bytes or float(own * (8 if self.experiment.precision == "float64" else 4))
 
     def account(self, engine: LocalEngine) -> Account:
-        rule = self.method.what
-        size, batch = engine.problem.samples.size.tolist(), self.task.batch_size
+        rule, one = self.method.what, self.vector_bytes
+        size, batch = engine.problem.samples.sizes, self.task.batch_size
         each = size if batch is None else [batch] * len(size)
-        down, up = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
-        return Account(self.task.clients, each, down, up, not self.method.when.overlaps)
+        down, up = (vectors * one for vectors in rule.traffic)
+        account = Account(self.task.clients, each, down, up, not self.method.when.overlaps)
+        if rule.local.looks:
+            account.looked = size
+        if rule.uplink is not None:
+            account.vector_bytes, account.uplink = one, self.uplink
+        if rule.prime is not None:  # a look at all shards, and the gradients of all clients
+            account.samples = sum(size)
+            account.bytes_down = account.bytes_up = len(size) * one
+        return account
+
+    def uplink(self, clients: Sequence[int], steps: Sequence[int]) -> list[float]:
+        """How many vectors each update of a cohort brings."""
+        sizes = [len(shard) for shard in self.task.shards]
+        numbers = torch.tensor([[0] * len(steps), steps, [sizes[c] for c in clients]], dtype=torch.float64)
+        columns = (numbers[0], numbers[1], numbers[2], torch.tensor(clients))
+        cohort = Cohort(*columns, 0, len(sizes), sum(sizes))
+        found: list[float] = self.method.what.uplink(cohort).tolist() if self.method.what.uplink else []
+        return found
 
     def clock(self) -> VirtualClock:
-        rule = self.method.what
-        sizes = len(rule.broadcasts) * self.vector_bytes, len(rule.local.sends) * self.vector_bytes
-        durations = self.fleet.durations(self.experiment.seed, *sizes)
+        rule, plan = self.method.what, self.fleet.local_steps
+        down, up = (vectors * self.vector_bytes for vectors in rule.traffic)
+        each = None
+        if rule.uplink is not None and isinstance(plan, Fixed):  # who sends more is known beforehand
+            each = np.array(self.uplink(range(self.task.clients), plan.steps)) * self.vector_bytes
+        looks = None
+        if rule.local.looks:
+            batch = self.task.batch_size
+            looks = np.array([1 if batch is None else -(-len(shard) // batch) for shard in self.task.shards])
+        durations = self.fleet.durations(self.experiment.seed, down, up if each is None else each, looks)
         return VirtualClock(self.method.when, durations, generator(self.experiment.seed, "policy"))
 
     def engine(self) -> LocalEngine:
         e = self.experiment
-        return LocalEngine(self.method, self.task, e.seed, pick_device(e.device), e.precision, e.mode, e.memory_gib)
+        device = pick_device(e.device)
+        return LocalEngine(
+            self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory
+        )
 
     def horizon(self, driver: Driver) -> Horizon:
         until = self.experiment.until
         last = int(until["commits"]) if "commits" in until else None
         ahead = max(256, AHEAD * self.task.clients)
-        return Horizon(driver, min(ahead, 8192), last, until.get("virtual_seconds"))
+        memory = bool(self.method.what.local.remembers)
+        return Horizon(driver, min(ahead, 8192), last, until.get("virtual_seconds"), memory)
 
 
 def build_method(given: Any) -> Method:
@@ -121,11 +154,41 @@ def build(experiment: Experiment) -> Built:
         attempt("fleet", lambda: make_fleet(experiment, task.clients))
         if "method" in made:
             problems += made["method"].when.problems(task.clients)
+            problems += step_problems(experiment, made["method"], made.get("fleet"))
+            if "device" in made and not problems:
+                problems += memory_problems(experiment, made["method"], task, made["device"])
     elif not isinstance(experiment.fleet, Fleet):
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
         raise ConfigError(problems)
     return Built(experiment, made["method"], made["task"], made["fleet"])
+
+
+def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -> list[str]:
+    """A step law that nobody would follow, because the method's config orders the steps itself."""
+    given = experiment.method
+    ordered = given.get("local_steps") if isinstance(given, Mapping) else None
+    if fleet is None or fleet.local_steps is None or ordered is None:
+        return []
+    return [
+        f"{method.name} orders local_steps = {ordered} of everyone, but the fleet has a step law of its own; "
+        "leave out the one or the other"
+    ]
+
+
+def memory_problems(experiment: Experiment, method: Method, task: Task, device: torch.device) -> list[str]:
+    """What there is of each client must have room, and weights must be as many as clients."""
+    rule, clients = method.what, task.clients
+    found = []
+    if rule.clients not in (None, clients):
+        found.append(f"{method.name}: weights of {rule.clients} clients for a task of {clients}; give one for each")
+    if rule.personal:
+        numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+        size = len(rule.personal) * clients * numbers * (8 if experiment.precision == "float64" else 4)
+        found += chosen_place(
+            size, f"{', '.join(rule.personal)} of {clients} clients", device, experiment.client_memory
+        )[1]
+    return found
 
 
 def plain_problems(experiment: Experiment) -> list[str]:
@@ -138,6 +201,7 @@ def plain_problems(experiment: Experiment) -> list[str]:
         if not fits(target, float) or not 0 < target <= 1:
             problems.append(f"targets: {target!r} is not an accuracy between 0 and 1")
     kinds = {"precision": Precision, "mode": Mode, "memory_gib": float | None, "checkpoint_seconds": float}
+    kinds["client_memory"] = Choice
     for name, hint in kinds.items():
         value = getattr(experiment, name)
         if not fits(value, hint) or (isinstance(value, int | float) and value <= 0):

@@ -8,6 +8,7 @@ from typing import Any
 
 from offbeat import toml
 from offbeat.engines.local import Mode, Precision
+from offbeat.engines.memory import Choice
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS
@@ -42,6 +43,7 @@ class Experiment:
     precision: Precision = "float32"
     mode: Mode = "wave"
     memory_gib: float | None = None
+    client_memory: Choice = "auto"
     checkpoint_seconds: float = 60.0
     until: Mapping[str, float] = field(default_factory=lambda: {"commits": 200})
     evaluate: Mapping[str, float] = field(default_factory=lambda: {"every_commits": 10})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from offbeat.errors import ConfigError
 from offbeat.records import Arrived, Command, Joined, Left, Woke
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Vector: TypeAlias = "torch.Tensor"
 State: TypeAlias = "dict[str, torch.Tensor]"  # the server's vectors; always has "model"
-Update: TypeAlias = "dict[str, torch.Tensor]"  # what a job brings back
+Update: TypeAlias = "dict[str, torch.Tensor]"  # what a job brings back, by name
 Carry: TypeAlias = Any  # a named tuple of vectors whose first field is the iterate
 
 
@@ -61,6 +61,8 @@ class Job(NamedTuple):
 
     lr: Vector  # client rate at the job's version
     steps: Vector  # K_i, as a number of the model's type
+    epoch: Vector  # steps in one pass over the client's shard
+    calibration: Vector  # a second rate at the job's version, for methods that have one (FedaGrac's lambda)
 
 
 class Cohort(NamedTuple):
@@ -69,28 +71,66 @@ class Cohort(NamedTuple):
     staleness: Vector  # versions committed since the job's start version
     steps: Vector
     samples: Vector  # size of the client's shard
+    client: Vector  # its number
     version: int  # the version being replaced
+    clients: int  # in the whole fleet
+    total: int  # samples in the whole fleet
 
 
 @dataclass(frozen=True)
 class Local:
-    """The client's side, for one client on one flat vector."""
+    """The client's side, for one client on one flat vector.
+
+    `begin` and `finish` are given the broadcast state and, under their names, the vectors that the client `remembers`;
+    `finish` gives them back renewed, beside what it sends. A method with memory has one more law: the jobs of a client
+    are computed in order, and every job that a client finished moves its memory, whether a commit consumes it or not.
+    """
 
     begin: Callable[[State, Job], Carry]
     step: Callable[[Carry, Vector, Job], Carry]
     finish: Callable[[State, Carry, Job], Update]
     rate: Callable[[int], float]  # version -> client rate
-    sends: tuple[str, ...] = ("delta",)
+    sends: tuple[str, ...] = ("delta",)  # vectors
+    tells: tuple[str, ...] = ()  # numbers beside them
+    remembers: tuple[str, ...] = ()  # vectors that stay with the client
+    looks: bool = False  # `begin` also gets "gradient": over the whole shard, at the model the job starts from
+    mark: Callable[[Carry, Job], Carry] | None = None  # looks at the carry once on its way ...
+    pause: Literal["first", "epoch"] = "first"  # ... after the first step, or after the first pass over the shard
+    calibration: Callable[[int], float] = lambda version: 1.0  # version -> the second rate
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The numerics of a method: the client's side, and how a commit changes the server's state."""
+    """The numerics of a method: the client's side, and how a commit changes the server's state.
+
+    Where the server `keeps` vectors of each client, `commit` finds those of its cohort among the updates, and gives
+    them back renewed beside the state. With `prime` a run opens with every client's gradient over its whole shard at
+    version 0: all that is remembered or kept of a client starts from it (else from zeros), and `prime` is told the
+    mean by `share`.
+    """
 
     local: Local
     commit: Callable[[State, Update, Cohort], State]
     init: Callable[[Vector], State]
     broadcasts: tuple[str, ...] = ("model",)
+    keeps: tuple[str, ...] = ()
+    share: Callable[[Cohort], Vector] | None = None  # each update's weight in the mean; they sum to one
+    prime: Callable[[State, Vector], State] | None = None
+    clients: int | None = None  # it is made for so many, where it has a number for each
+    # What travels, where it is not each vector named above: the most of them down and up, and those in each update.
+    down: int | None = None
+    up: int | None = None
+    uplink: Callable[[Cohort], Vector] | None = None
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Vectors in a broadcast, and in an update at most."""
+        return self.down or len(self.broadcasts), self.up or len(self.local.sends)
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """The vectors that there are of each client."""
+        return (*self.local.remembers, *self.keeps)
 
 
 @dataclass(frozen=True)

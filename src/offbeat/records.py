@@ -13,7 +13,7 @@ JobName: TypeAlias = "tuple[int, int]"
 
 # ---- commands -----------------------------------------------------------------------------------
 class Start(NamedTuple):
-    """Send `version` to one client, which works on it for `steps` local steps.
+    """Send `version` to one client, which works on it for `steps` local steps; 0: for as many as it will.
 
     A client that is still busy keeps the newest order in its receive buffer.
     """

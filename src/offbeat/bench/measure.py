@@ -27,7 +27,6 @@ from offbeat.errors import ConfigError, unknown
 from offbeat.experiment import run
 from offbeat.numerics import convolution
 from offbeat.records import Begun
-from offbeat.schedule.rounds import Rounds
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -238,15 +237,14 @@ def protocol(settings: Settings) -> Rows:
     rows: Rows = []
     for unequal in (False, True):
         task = work.protocol_task(unequal)
-        counts = tuple(-(-size // work.BATCH) for size in work.shares(unequal))
+        counts = [-(-size // work.BATCH) for size in work.shares(unequal)]
         label = "unequal shards" if unequal else "equal shards"
 
         def go(rounds: int, task: Any = task, counts: Any = counts) -> float:
-            when = Rounds(counts, work.COHORT)
             done = run(Experiment(
-                method={"name": "local-sgd", "client_lr": work.RATE, "when": when}, task=task, fleet="equal",
-                device=settings.device, precision=settings.precision, until={"commits": rounds},
-                evaluate={"every_commits": work.LOOK},
+                method={"name": "local-sgd", "client_lr": work.RATE, "n": work.COHORT}, task=task,
+                fleet={"name": "equal", "local_steps": counts}, device=settings.device, precision=settings.precision,
+                until={"commits": rounds}, evaluate={"every_commits": work.LOOK},
             ))  # fmt: skip
             return float(done.wall_seconds)
 

@@ -1,7 +1,8 @@
 """One process, one device: pulls the schedule, computes jobs in lazy waves, makes the commits.
 
 A job is computed when a commit needs it, and then every other job goes along that will be consumed and whose start
-version is ready. Updates that no commit consumes are never computed. Commits are the only barrier.
+version is ready. Updates that no commit consumes are never computed, unless they move a client's memory. Commits are
+the only barrier.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offbeat.engines.graphs import GraphAdvance, fitting
+from offbeat.engines.memory import Choice, Memory
 from offbeat.engines.traced import TracedAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
@@ -80,6 +82,7 @@ class LocalEngine:
     mode: Mode = "wave"
     memory_gib: float | None = None
     graphs: bool = True
+    client_memory: Choice = "auto"
     version: int = 0
     waves: int = 0
     jobs_computed: int = 0
@@ -93,10 +96,18 @@ class LocalEngine:
         model = self.task.flat_model(dtype, self.precision == "bf16").to(self.device)
         samples = self.task.samples(dtype).to(self.device)
         self.problem = Problem(model, samples, self.method.what.local, self.seed)
-        self.server: State = self.method.what.init(model.initial())
-        self.versions: dict[int, State] = {0: self.broadcast()}
+        rule = self.method.what
+        self.server: State = rule.init(model.initial())
         self.results: dict[JobName, Result] = {}
         self.limit = self.wave_limit()
+        self.memory: Memory | None = None
+        if rule.personal:
+            where = (rule.personal, samples.clients, model.dimension, dtype, self.device, self.client_memory)
+            self.memory = Memory(*where)
+        self.last = torch.full((samples.clients if rule.local.remembers else 0,), -1)  # job whose memory a client has
+        if rule.prime is not None:
+            self.server = rule.prime(self.server, self.prime())
+        self.versions: dict[int, State] = {0: self.broadcast()}
         self.batched = False  # a wave has worked, so the model can be batched
         self.test = tuple(t.to(self.device) for t in self.task.evaluation(dtype))
         self.advance: Any = numerics.advance
@@ -105,6 +116,28 @@ class LocalEngine:
 
     def broadcast(self) -> State:
         return {name: self.server[name] for name in self.method.what.broadcasts}
+
+    @torch.no_grad()
+    def prime(self) -> Tensor:
+        """Every client's gradient over its shard at version 0: where what there is of each starts, and their mean."""
+        rule, samples, model = self.method.what, self.problem.samples, self.server["model"]
+        everyone = torch.arange(samples.clients, device=self.device)
+        assert rule.share is not None
+        share = rule.share(self.cohort(everyone.tolist(), [0] * samples.clients, [1] * samples.clients))
+        mean = torch.zeros_like(model)
+        for clients in torch.split(everyone, self.limit):
+            gradients = numerics.full_gradients(self.problem, model.expand(len(clients), -1), clients)
+            mean += share[clients].to(mean.dtype) @ gradients
+            if self.memory is not None:
+                self.memory.write(clients, dict.fromkeys(rule.personal, gradients))
+        return mean
+
+    def cohort(self, clients: list[int], staleness: list[int], steps: list[int]) -> Cohort:
+        sizes = self.problem.samples.sizes
+        numbers = [staleness, steps, [sizes[client] for client in clients]]
+        columns = torch.tensor(numbers, dtype=self.problem.model.dtype).to(self.device, non_blocking=True)
+        numbered = torch.tensor(clients).to(self.device, non_blocking=True)
+        return Cohort(columns[0], columns[1], columns[2], numbered, self.version, len(sizes), sum(sizes))
 
     def wave_limit(self) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
@@ -146,14 +179,26 @@ class LocalEngine:
             return self.compute(horizon, jobs[: self.limit])
         self.waves += 1
         self.jobs_computed += len(jobs)
+        if self.memory is not None:
+            self.remember(jobs, outcome.updates)
         made = [Result(outcome.updates, row, job, -1) for row, job in enumerate(jobs)]  # the device is still computing
         for job in jobs:
             horizon.computed(job[:2])
         horizon.fill()
         for result, bad in zip(made, outcome.bad.tolist(), strict=True):
             result.bad = bad
-            self.results[result.begun[:2]] = result
+            if horizon.consumed(result.begun[:2]):
+                self.results[result.begun[:2]] = result
         return None
+
+    def remember(self, jobs: list[Begun], updates: Update) -> None:
+        """Take what clients remember out of their updates, into their memory."""
+        names = self.method.what.local.remembers
+        if self.memory is None or not names:
+            return
+        clients = torch.tensor([job.client for job in jobs])
+        self.memory.write(clients, {name: updates.pop(name) for name in names})
+        self.last[clients] = torch.tensor([job.job for job in jobs])
 
     def solve(self, jobs: list[Begun]) -> Outcome:
         used = {job.version: None for job in jobs}
@@ -163,6 +208,9 @@ class LocalEngine:
             name: torch.stack([self.versions[v][name] for v in used]).index_select(0, index)
             for name in self.method.what.broadcasts
         }
+        if self.memory is not None:
+            clients = torch.tensor([job.client for job in jobs])
+            starts |= self.memory.read(self.method.what.local.remembers, clients)
         if self.mode == "twin":
             return numerics.twin(self.problem, starts, jobs)
         try:
@@ -187,13 +235,16 @@ class LocalEngine:
         for result in results:
             if result.bad >= 0:
                 raise BadNumbers(self.complaint(result))
+        rule = self.method.what
         staleness = [self.version - r.begun.version for r in results]
-        sizes = self.problem.samples.sizes
-        numbers = [staleness, [r.begun.steps for r in results], [sizes[r.begun.client] for r in results]]
-        columns = torch.tensor(numbers, dtype=self.problem.model.dtype).to(self.device, non_blocking=True)
-        updates = {name: self.gathered(results, name) for name in self.method.what.local.sends}
-        cohort = Cohort(columns[0], columns[1], columns[2], self.version)
-        self.server = self.checked(self.method.what.commit(self.server, updates, cohort))
+        cohort = self.cohort([r.begun.client for r in results], staleness, [r.begun.steps for r in results])
+        updates = {name: self.gathered(results, name) for name in (*rule.local.sends, *rule.local.tells)}
+        if self.memory is not None:
+            updates |= self.memory.read(rule.keeps, cohort.client)
+        made = rule.commit(self.server, updates, cohort)
+        if self.memory is not None and rule.keeps:
+            self.memory.write(cohort.client, {name: made.pop(name) for name in rule.keeps})
+        self.server = self.checked(made)
         self.version += 1
         self.versions[self.version] = self.broadcast()
         for job in set(step.commit.jobs):
@@ -278,15 +329,21 @@ class LocalEngine:
             "convolutions": dict(convolution.chosen),
             "sizes": [[*size, times] for size, times in getattr(self.advance, "seen", {}).items()],
         }
+        if self.memory is not None:
+            held |= {f"memory/{name}": t for name, t in self.memory.held.items()} | {"last": self.last}
         return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
 
     def restore(self, held: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        moved = {name: t.to(self.device) for name, t in held.items()}
+        moved = {name: t.to(self.device) for name, t in held.items() if not name.startswith(("memory/", "last"))}
         server = {name.split("/", 1)[1]: t for name, t in moved.items() if name.startswith("server/")}
         shapes = [{name: t.shape for name, t in state.items()} for state in (server, self.server)]
         if shapes[0] != shapes[1]:
             raise OffbeatError(f"the checkpoint holds {shapes[0]}, this method and model need {shapes[1]}")
         self.server = server
+        if self.memory is not None:
+            for name, t in self.memory.held.items():
+                t.copy_(held[f"memory/{name}"])
+            self.last = held["last"]
         self.version, self.waves, self.jobs_computed = facts["version"], facts["waves"], facts["jobs_computed"]
         self.mode, self.notes = facts["mode"], facts["notes"]
         self.limit = min(self.limit, facts["limit"]) if self.memory_gib is None else self.limit
@@ -300,6 +357,6 @@ class LocalEngine:
                 self.versions.setdefault(int(where[0]), {})[where[1]] = t
         for *begun, bad in facts["results"]:
             job = Begun(*begun)
-            names = self.method.what.local.sends
+            names = (*self.method.what.local.sends, *self.method.what.local.tells)
             rows = {name: moved[f"result/{job.client}/{job.job}/{name}"][None] for name in names}
             self.results[job[:2]] = Result(rows, 0, job, bad)

@@ -35,7 +35,7 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
 WORTH = 1.0  # seconds of plain steps after which a size of tile is traced
 
-Step: TypeAlias = Callable[..., tuple[Tensor, ...]]  # leaves of the carry, lr, steps, x, y, noise -> leaves, losses
+Step: TypeAlias = Callable[..., tuple[Tensor, ...]]  # leaves of the carry, job, x, y, noise -> leaves, losses
 
 
 class TracedAdvance:
@@ -135,8 +135,9 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
     form = pytree.tree_structure(carry)
 
     def flat_step(*given: Tensor) -> tuple[Tensor, ...]:
-        *leaves, lr, steps, x, y, noise = given
-        carry, losses = one_step(problem, pytree.tree_unflatten(leaves, form), Job(lr, steps), x, y, noise)
+        *leaves, x, y, noise = given
+        leaves, job = leaves[: -len(Job._fields)], Job(*leaves[-len(Job._fields) :])
+        carry, losses = one_step(problem, pytree.tree_unflatten(leaves, form), job, x, y, noise)
         return (*pytree.tree_leaves(carry), losses)
 
     given = (*pytree.tree_leaves(carry), *job, x, y, noise)

@@ -12,6 +12,7 @@ import numpy as np
 from offbeat.errors import ConfigError
 from offbeat.fleets.laws import NAMED, Array, Law, wrong
 from offbeat.fleets.presence import Change, Presence
+from offbeat.fleets.steps import StepPlan
 from offbeat.keys import fold, key, uniform
 from offbeat.schedule.device import Durations
 
@@ -31,6 +32,7 @@ class Fleet:
     drop_out: float = 0.0  # probability that a job is lost while computing, at a uniform share of its time
     presence: Presence | None = None  # None: always there
     payload_bytes: float | None = None  # bytes of one vector where a paper states them; None: the model's own size
+    local_steps: StepPlan | None = None  # steps of a job whose order leaves them to the client; None: 10
     notes: tuple[str, ...] = ()  # what a report should say, such as records that were left out
 
     def problems(self) -> list[str]:
@@ -47,6 +49,8 @@ class Fleet:
             found += self.presence.problems(self.clients)
         if self.payload_bytes is not None:
             found += wrong("payload_bytes", self.payload_bytes)
+        if self.local_steps is not None:
+            found += self.local_steps.problems(self.clients)
         return found
 
     def entries(self, name: str, rule: str) -> list[str]:
@@ -62,13 +66,14 @@ class Fleet:
         more = f", and {len(bad) - NAMED} more," if len(bad) > NAMED else ""
         return [f"{name}: {named}{more} {rule}"]
 
-    def durations(self, seed: int, down_bytes: float, up_bytes: float) -> Durations:
-        """What the clock asks, for transfers of so many bytes."""
-        found = wrong("down_bytes", down_bytes) + wrong("up_bytes", up_bytes)
+    def durations(self, seed: int, down_bytes: float, up_bytes: float | Array, looks: Array | None = None) -> Durations:
+        """What the clock asks, for transfers of so many bytes (up: perhaps each client its own); a job takes the time
+        of `looks` steps more, where clients look through their data besides."""
+        found = wrong("down_bytes", down_bytes) + wrong("up_bytes", float(np.max(up_bytes)))
         if found:
             raise ConfigError(found)
         made = SteadyDurations if self.jitter is None else DrawnDurations
-        return made(self, seed, down_bytes, up_bytes)
+        return made(self, seed, down_bytes, up_bytes, looks)
 
 
 def improbable(drop_out: float) -> list[str]:
@@ -80,9 +85,23 @@ def improbable(drop_out: float) -> list[str]:
 class SteadyDurations:
     """A fleet's durations in seconds. Asked for every job, so plain floats and no more than needed."""
 
-    __slots__ = ("away", "clients", "down", "download_bound", "drop_out", "jitter", "roots", "steps", "up")
+    __slots__ = (
+        "away",
+        "clients",
+        "down",
+        "download_bound",
+        "drop_out",
+        "jitter",
+        "looks",
+        "own_steps",
+        "roots",
+        "steps",
+        "up",
+    )
 
-    def __init__(self, fleet: Fleet, seed: int, down_bytes: float, up_bytes: float) -> None:
+    def __init__(
+        self, fleet: Fleet, seed: int, down_bytes: float, up_bytes: float | Array, looks: Array | None = None
+    ) -> None:
         self.clients = fleet.clients
         self.jitter = fleet.jitter
         self.drop_out = float(fleet.drop_out)
@@ -92,18 +111,21 @@ class SteadyDurations:
         self.down = plain(down)
         self.up = plain(fleet.up_latency + up_bytes / fleet.up_bandwidth)
         self.steps = plain(fleet.step_seconds)
+        self.own_steps = fleet.local_steps
+        self.looks = None if looks is None else plain(looks * fleet.step_seconds)
         self.roots: tuple[int, ...] = tuple(key(seed, phase) for phase in ("download", "compute", "upload", "drop"))
 
     @property
     def steady(self) -> tuple[array[float], array[float], array[float]] | None:
         """Seconds per client for a download, a local step and an upload, where that is all; None where jobs differ."""
-        return (self.down, self.steps, self.up) if self.jitter is None and self.drop_out == 0.0 else None
+        plain = self.jitter is None and self.drop_out == 0.0 and self.looks is None
+        return (self.down, self.steps, self.up) if plain else None
 
     def download(self, client: int, job: int) -> float:
         return self.down[client]
 
     def compute(self, client: int, job: int, steps: int) -> float:
-        return self.steps[client] * steps
+        return self.steps[client] * steps + (self.looks[client] if self.looks else 0.0)
 
     def upload(self, client: int, job: int) -> float:
         return self.up[client]
@@ -140,7 +162,7 @@ class DrawnDurations(SteadyDurations):
         return self.down[client] * self.factor(0, client, job)
 
     def compute(self, client: int, job: int, steps: int) -> float:
-        return self.steps[client] * steps * self.factor(1, client, job)
+        return super().compute(client, job, steps) * self.factor(1, client, job)
 
     def upload(self, client: int, job: int) -> float:
         return self.up[client] * self.factor(2, client, job)

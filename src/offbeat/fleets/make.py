@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets import phones, synthetic
 from offbeat.fleets.fleet import Fleet
+from offbeat.fleets.steps import StepSpec, step_plan
 from offbeat.options import option_problems
 
 FLEETS: dict[str, Callable[..., Fleet]] = {
@@ -24,8 +26,9 @@ FLEETS: dict[str, Callable[..., Fleet]] = {
 }
 
 
-def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
-    """The fleet of that name. Raises ConfigError with every problem at once.
+def build(name: str, clients: int = 100, seed: int = 0, local_steps: StepSpec | None = None, **given: Any) -> Fleet:
+    """The fleet of that name; every fleet takes `local_steps`, a step law. Raises ConfigError with every problem at
+    once.
 
     >>> build("equal", 3, latency=0.5).up_latency
     array([0.5, 0.5, 0.5])
@@ -42,6 +45,8 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
     try:
         fleet = make(*size, **fitting)
+        if local_steps is not None:
+            fleet = replace(fleet, local_steps=step_plan(local_steps, fleet.step_seconds, seed))
         found += [f"fleet '{name}': {sentence}" for sentence in fleet.problems()]
     except ConfigError as error:
         found += [f"fleet '{name}': {sentence}" for sentence in error.problems]

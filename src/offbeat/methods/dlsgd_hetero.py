@@ -16,7 +16,7 @@ from offbeat.schedule.sampled import Sampled
 
 def dlsgd_hetero(
     n: int = 10,
-    local_steps: int = 10,
+    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     overlap: bool = True,

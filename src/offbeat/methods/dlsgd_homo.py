@@ -16,7 +16,7 @@ from offbeat.schedule.buffer import Buffer, Restart
 
 def dlsgd_homo(
     n: int = 10,
-    local_steps: int = 10,
+    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     server_lr: Rate = 0.3,
     overlap: bool = True,

@@ -19,7 +19,7 @@ from offbeat.schedule.buffer import Buffer
 
 def fedasync(
     alpha: float = 0.6,
-    local_steps: int = 10,
+    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     proximal: float = 0.0,
     staleness: str | Mapping[str, Any] = "polynomial",

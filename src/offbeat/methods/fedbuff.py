@@ -18,7 +18,7 @@ from offbeat.schedule.buffer import Buffer
 
 def fedbuff(
     buffer_size: int = 10,
-    local_steps: int = 10,
+    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     beta: Rate | None = None,
     staleness: str | Mapping[str, Any] = "constant",

@@ -10,21 +10,21 @@ delta = start - end, as below, w - eta * mean(delta) is what both papers compute
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from offbeat.errors import ConfigError
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
 from offbeat.numerics import local, server
 from offbeat.numerics.rates import Rate
+from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
 def local_sgd(
     n: int | None = 10,
-    local_steps: int = 10,
+    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
-    weights: Literal["uniform", "size"] = "uniform",
+    weights: Weights = "uniform",
     replacement: bool = False,
     over_selection: float = 1.0,
     deadline: float | None = None,
@@ -34,14 +34,11 @@ def local_sgd(
     experimental: bool = False,
 ) -> Method:
     """n sampled clients (None: all) take local_steps from the newest model; w <- w - server_lr * mean(delta)."""
-    if weights not in ("uniform", "size"):
-        raise ConfigError([f"weights = '{weights}'; it is 'uniform' or 'size' (proportional to the shard)"])
-    optimiser = server.server_optimiser(server_lr, server_optimiser)
+    share, optimiser = shares(weights), server.server_optimiser(server_lr, server_optimiser)
 
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        share = cohort.samples if weights == "size" else cohort.samples.new_ones(len(cohort.samples))
-        return optimiser.apply(w, (share / share.sum()) @ updates["delta"], cohort.version)  # (3)
+        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # (3)
 
     policy = covered("local-sgd", Rounds(local_steps, n, replacement, over_selection, deadline), when, experimental)
     steps = local.sgd(client_lr, client_options)  # (2)
-    return Method("local-sgd", policy, Rule(steps, commit, optimiser.init))
+    return Method("local-sgd", policy, Rule(steps, commit, optimiser.init, clients=share.clients))

@@ -35,6 +35,8 @@ class Keyed(TorchFunctionMode):
     ) -> Any:
         if func is functional.dropout:
             return self.dropout(*args, **(kwargs or {}))
+        if func is functional.dropout2d:
+            return self.dropout2d(*args, **(kwargs or {}))
         return self.other(func, args, kwargs or {})
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,6 +51,13 @@ class Keyed(TorchFunctionMode):
         key = keys.fold(self.key, self.calls)
         result: Tensor = Dropout.apply(x, key, p)  # type: ignore[no-untyped-call]
         return result
+
+    def dropout2d(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Whole channels of `x [b, c, ...]`: a place is one of a sample's channels."""
+        if not training or p == 0:
+            return x
+        factors = self.dropout(x.new_ones(x.shape[:2]), p)
+        return x * factors.reshape(*x.shape[:2], *[1] * (x.dim() - 2))
 
 
 class ForClients(Keyed):
@@ -281,19 +290,22 @@ class EntropyOfAll(torch.autograd.Function):
 
 
 class Descend(ForOne):
-    """`y - lr g` with a rate of each client's own."""
+    """`y - lr (g + c)` with a rate of each client's own; c may be missing."""
 
     @staticmethod
-    def forward(y: Tensor, lr: Tensor, g: Tensor) -> Tensor:
-        return torch.addcmul(y, lr, g, value=-1)
+    def forward(y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None) -> Tensor:
+        return torch.addcmul(y, lr, g if c is None else g + c, value=-1)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, y: Tensor, lr: Tensor, g: Tensor) -> Any:
-        y, lr, g = (first(t, d, info.batch_size) for t, d in zip((y, lr, g), dims, strict=True))
-        if y.is_cuda and y.dim() == 2 and y.stride(1) == g.stride(1) == 1 and compiled():
+    def vmap(info: Any, dims: Any, y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None) -> Any:
+        y, lr, g = (first(t, d, info.batch_size) for t, d in zip((y, lr, g), dims[:3], strict=True))
+        c = None if c is None else first(c, dims[3], info.batch_size)
+        lines = all(t.stride(-1) == 1 for t in (y, g, c) if t is not None)
+        if y.is_cuda and y.dim() == 2 and lines and compiled():
             from offbeat.numerics import kernels
 
-            return kernels.descend(y, lr, g), 0
+            return kernels.descend(y, lr, g, c), 0
+        g = g if c is None else g + c
         return torch.addcmul(y, lr.reshape(-1, *[1] * (y.dim() - 1)), g, value=-1), 0
 
 

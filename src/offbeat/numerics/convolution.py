@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Pair: TypeAlias = tuple[int, int]
-Method: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair], Tensor]
+Method: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair, Any], Tensor]
 
 TRIED = {"cpu": 1, "cuda": 48}  # clients in the wave that methods are tried on; tiles of a CPU are small
 chosen: dict[str, str] = {}  # shape in words -> name of the method
@@ -30,9 +30,7 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pai
     name = signature(x, w, step, padding)
     if chosen.get(name) not in usable:
         chosen[name] = fastest(usable, x, w, bias, step, padding)
-    if chosen[name] == "fused":
-        return fused(x, w, bias, step, padding, places)
-    return usable[chosen[name]](x, w, bias, step, padding)
+    return usable[chosen[name]](x, w, bias, step, padding, places)
 
 
 def signature(x: Tensor, w: Tensor, step: Pair, padding: Pair) -> str:
@@ -58,7 +56,7 @@ def fastest(usable: dict[str, Method], x: Tensor, w: Tensor, bias: Tensor | None
         for name, method in usable.items():
 
             def work(method: Method = method) -> None:
-                out = method(images, weights, shifts, step, padding)
+                out = method(images, weights, shifts, step, padding, None)
                 if asked:
                     torch.autograd.grad(out, asked, torch.ones_like(out))
 
@@ -90,7 +88,7 @@ def seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) ->
 
 
 # ---- the methods --------------------------------------------------------------------------------
-def product(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair) -> Tensor:
+def product(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """Patches as rows of one matrix per client, times its weights: a batched product."""
     n, b = x.shape[:2]
     images = x.flatten(0, 1)
@@ -105,7 +103,40 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair
     return out.reshape(n, b, high, wide, -1).permute(0, 1, 4, 2, 3)
 
 
-def grouped(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair) -> Tensor:
+def lines(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
+    """The same with patches in the order of the weights, which stay where they lie: for many weights, few patches."""
+    n, b = x.shape[:2]
+    sizes = zip(x.shape[3:], w.shape[3:], step, padding, strict=True)
+    high, wide = ((side + 2 * pad - k) // s + 1 for side, k, s, pad in sizes)
+    patches = functional.unfold(x.flatten(0, 1), (int(w.shape[3]), int(w.shape[4])), 1, padding, step)
+    rows = patches.transpose(1, 2).reshape(n, b * high * wide, -1)
+    out: Tensor = Lines.apply(rows, w, bias, places)  # type: ignore[no-untyped-call]
+    return out.reshape(n, b, high, wide, -1).permute(0, 1, 4, 2, 3)
+
+
+class Lines(torch.autograd.Function):
+    """`rows [n, m, p]`, weights `[n, f, c, kh, kw]` with p = c kh kw and `bias [n, f]` to `[n, m, f]`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, w: Tensor, bias: Tensor | None, places: Any) -> Tensor:
+        ctx.save_for_backward(rows, w, bias)
+        ctx.places = places
+        matrix = w.flatten(2).mT
+        return torch.bmm(rows, matrix) if bias is None else torch.baddbmm(bias[:, None], rows, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        rows, w, bias = ctx.saved_tensors
+        place, shift = (None if ctx.places is None else ctx.places.take(t) for t in (w, bias))
+        back = torch.bmm(g, w.flatten(2)) if ctx.needs_input_grad[0] else None
+        made = torch.bmm(g.mT, rows, out=None if place is None else place.flatten(2))
+        summed = None if bias is None else torch.sum(g, 1, out=shift)
+        return (
+            back, made.reshape(w.shape) if place is None else None, summed if shift is None else None, None,
+        )  # fmt: skip
+
+
+def grouped(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """The library's grouped convolution, a group for each client."""
     n, b = x.shape[:2]
     side_by_side = x.transpose(0, 1).flatten(1, 2)
@@ -114,7 +145,7 @@ def grouped(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair
     return out.reshape(b, n, -1, *out.shape[2:]).transpose(0, 1)
 
 
-def each(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair) -> Tensor:
+def each(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """The library's convolution, one client after the other, channels innermost: for few cores."""
     inner: Any = {"memory_format": torch.channels_last}
     shifts = [None] * len(x) if bias is None else bias.unbind()
@@ -139,9 +170,9 @@ def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, 
 def methods(device: str, dtype: torch.dtype) -> dict[str, Method]:
     """What can be used on a kind of device for a type of numbers."""
     if device != "cuda":
-        return {"product": product, "each": each}
+        return {"product": product, "lines": lines, "each": each}
     ours = find_spec("triton") is not None and dtype != torch.float64
-    return {"product": product, "grouped": grouped} | ({"fused": fused} if ours else {})
+    return {"product": product, "lines": lines, "grouped": grouped} | ({"fused": fused} if ours else {})
 
 
 def packed(w: Tensor) -> Tensor:

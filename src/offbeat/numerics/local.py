@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +56,23 @@ def sgd(client_lr: Rate, options: Mapping[str, float] | None = None, proximal: f
     return Local(begin, step, finish, rate(client_lr))
 
 
-def descend(y: Tensor, lr: Tensor, g: Tensor) -> Tensor:
-    """`y - lr g`, in one pass over memory."""
-    moved: Tensor = Descend.apply(y, lr, g)  # type: ignore[no-untyped-call]
+def descend(y: Tensor, lr: Tensor, g: Tensor, correction: Tensor | None = None) -> Tensor:
+    """`y - lr (g + correction)`, in one pass over memory."""
+    moved: Tensor = Descend.apply(y, lr, g, correction)  # type: ignore[no-untyped-call]
     return moved
+
+
+class Corrected(NamedTuple):
+    """A client whose every gradient is corrected by the same vector; `early` may hold an iterate from its way."""
+
+    y: Tensor
+    c: Tensor
+    early: Any = ()
+
+
+def corrected_step(path: Corrected, g: Tensor, job: Job) -> Corrected:
+    """`y <- y - lr (g + c)`."""
+    return path._replace(y=descend(path.y, job.lr, g, path.c))
 
 
 def gradient() -> Local:

@@ -64,6 +64,15 @@ class Samples:
         """Samples that one step of a client uses."""
         return self.batch or self.sizes[client]
 
+    def epoch(self, client: int) -> int:
+        """Steps in which a client sees as many samples as it has."""
+        return -(-self.sizes[client] // self.per_step(client))
+
+    def part(self, client: Tensor, begin: Tensor, width: int) -> Tensor:
+        """Rows of `x` of a piece of n shards, in the shards' own order: `[n, width]`."""
+        place = begin[:, None] + torch.arange(width, device=client.device)[None]
+        return self.order[self.first[client][:, None] + place]
+
     def rows(self, client: Tensor, key: Tensor, begin: int | Tensor, count: int, width: int | None = None) -> Tensor:
         """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, width]`, from the job's key alone.
 

@@ -56,6 +56,11 @@ def adam(lr: Rate, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -
     return ServerOptimiser(init, apply)
 
 
+def beside(*names: str) -> Callable[[Tensor], State]:
+    """The first state of a server that has other vectors beside its model: zeros."""
+    return lambda model: {"model": model} | {name: torch.zeros_like(model) for name in names}
+
+
 OPTIMISERS: dict[str, Callable[..., ServerOptimiser]] = {"sgd": sgd, "adam": adam}
 
 

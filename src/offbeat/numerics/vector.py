@@ -19,6 +19,7 @@ from offbeat.errors import ConfigError
 from offbeat.numerics.clients import ForClients, Keyed, Places
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
+KEYED = (nn.Dropout, nn.Dropout2d)  # the dropouts whose masks `numerics.clients.Keyed` draws
 
 
 def refusals(module: nn.Module) -> list[str]:
@@ -31,10 +32,10 @@ def refusals(module: nn.Module) -> list[str]:
                 f"the model has {where} with running statistics: clients would have to average them, and integer "
                 "counters with them. Use GroupNorm or LayerNorm, or set track_running_stats=False"
             )
-        elif isinstance(part, nn.modules.dropout._DropoutNd) and not isinstance(part, nn.Dropout) and part.p > 0:
+        elif isinstance(part, nn.modules.dropout._DropoutNd) and not isinstance(part, KEYED) and part.p > 0:
             found.append(
                 f"the model has {where} with p = {part.p}: its masks would not be keyed by job, so runs would not "
-                "repeat. Use nn.Dropout, take it out or set p = 0"
+                "repeat. Use nn.Dropout or nn.Dropout2d, take it out or set p = 0"
             )
     if not any(p.requires_grad for p in module.parameters()):
         found.append("the model has no parameters to train")

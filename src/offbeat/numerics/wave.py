@@ -6,7 +6,7 @@ never sees the client axis: `begin`, `step` and `finish` are mapped over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -115,10 +115,11 @@ def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Wo
     who = np.array([job[:2] for job in jobs], dtype=np.int64).T
     whole = np.stack([who[0], keys.key(problem.seed, "batch", who[0], who[1])])
     client, key = torch.from_numpy(whole).to(device, non_blocking=True)
-    rates = {version: problem.local.rate(version) for version in {job.version for job in jobs}}
-    numbers = torch.tensor([[rates[job.version] for job in jobs], [job.steps for job in jobs]], dtype=torch.float64)
-    lr, steps = numbers.to(problem.model.dtype).to(device, non_blocking=True)
-    return Work(client, key, Job(lr, steps))
+    local, epoch = problem.local, problem.samples.epoch
+    rates = {version: (local.rate(version), local.calibration(version)) for version in {job.version for job in jobs}}
+    rows = [(rates[job.version][0], job.steps, epoch(job.client), rates[job.version][1]) for job in jobs]
+    numbers = torch.tensor(rows, dtype=torch.float64).T.contiguous()
+    return Work(client, key, Job(*numbers.to(problem.model.dtype).to(device, non_blocking=True)))
 
 
 @torch.no_grad()
@@ -139,14 +140,20 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
         back = torch.tensor(order, device=starts["model"].device).argsort()
         return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
     work = whole = columns(problem, jobs, starts["model"].device)
+    if problem.local.looks:
+        starts = starts | {"gradient": full_gradients(problem, starts["model"], work.client)}
     carry = torch.vmap(problem.local.begin)(starts, work.job)
     tally = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
     done: list[Any] = []  # (carry, tally) of those that have left, the last leaver first
     active, begin, width = len(jobs), 0, sizes[0]
+    marks = pauses(problem, jobs)
     while True:
-        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * width)))
+        stop = min([jobs[active - 1].steps, *(mark for mark in marks[:active] if mark > begin)])
+        count = max(1, min(stop - begin, CHUNK // (active * width)))
         carry, tally = advance(problem, carry, work, tally, begin, count, width)
         begin += count
+        if begin in marks[:active]:
+            carry = marked(problem.local, carry, work.job, [mark == begin for mark in marks[:active]])
         stay = sum(j.steps > begin for j in jobs[:active])
         if not stay:
             done.insert(0, (carry, tally))
@@ -160,6 +167,61 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
     return outcome_of(updates, tally, whole.job)
 
 
+def pauses(problem: Problem, jobs: Sequence[Begun]) -> list[int]:
+    """After how many steps of each job its carry is marked; 0: never."""
+    local = problem.local
+    if local.mark is None:
+        return [0] * len(jobs)
+    return [1 if local.pause == "first" else min(job.steps, problem.samples.epoch(job.client)) for job in jobs]
+
+
+def marked(local: Local, carry: Carry, job: Job, due: list[bool]) -> Carry:
+    """The carries of n clients, those that are due marked."""
+    assert local.mark is not None
+    new = torch.vmap(local.mark)(carry, job)
+    if all(due):
+        return new
+    rows = torch.tensor(due, device=job.lr.device)
+    return pytree.tree_map(lambda a, b: torch.where(rows.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, carry)
+
+
+@torch.no_grad()
+def full_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
+    """The gradients `[n, d]` of n clients at `flat [n, d]`, each over its whole shard, a batch's width at a time."""
+    samples = problem.samples
+    sizes = samples.size[clients].to(flat.dtype)
+    total = torch.zeros_like(flat)
+    for width, rows, begin in pieces(samples, clients.tolist()):
+        row, at = (torch.tensor(numbers, device=flat.device) for numbers in (rows, begin))
+        mine = clients[row]
+        x, y = samples.batch_of(samples.part(mine, at, width))
+        _, gradient = problem.model.gradient(flat[row], x, y, full_noise(problem, mine, at))
+        total.index_add_(0, row, gradient * (width / sizes[row])[:, None])
+    return total
+
+
+def pieces(samples: Samples, clients: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Shards cut into pieces of at most a batch: (width, places in `clients`, where each piece begins), those of one
+    width and number together."""
+    full: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for row, client in enumerate(clients):
+        size, width = samples.sizes[client], samples.per_step(client)
+        for begin in range(0, size, width):
+            last = size - begin < width
+            group = full.setdefault((size - begin, -1) if last else (width, begin), ([], []))
+            group[0].append(row)
+            group[1].append(begin)
+    for (width, _), (rows, begins) in full.items():
+        yield width, rows, begins
+
+
+def full_noise(problem: Problem, client: Tensor, begin: Tensor) -> Tensor:
+    """Keys of what the model draws while a piece of a shard is looked at."""
+    root = torch.full_like(client, keys.key(problem.seed, "full gradient"))
+    noise: Tensor = keys.fold(keys.fold(root, client), begin)
+    return noise
+
+
 @torch.no_grad()
 def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     """The slow twin: one client after the other, no vmap, no padding, no unfolding. Oracle and debug engine."""
@@ -170,8 +232,11 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     for i, begun in enumerate(jobs):
         work: Work = pytree.tree_map(lambda t, i=i: t[i : i + 1], whole)
         start = {name: state[i] for name, state in starts.items()}
-        job = Job(work.job.lr[0], work.job.steps[0])
+        job = Job(*(column[0] for column in work.job))
+        if problem.local.looks:
+            start["gradient"] = full_gradient(problem, start["model"], work.client)
         carry = problem.local.begin(start, job)
+        pause = pauses(problem, [begun])[0]
         seen: list[Tensor] = []
         for k in range(begun.steps):
             rows, noise = (t[0, 0] for t in draw(problem, work, k, 1, samples.per_step(begun.client)))
@@ -180,6 +245,8 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
                 loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
                 (gradient,) = torch.autograd.grad(loss, flat)
             carry = problem.local.step(carry, gradient, job)
+            if problem.local.mark is not None and k + 1 == pause:
+                carry = problem.local.mark(carry, job)
             seen.append(loss.detach())
         updates.append(problem.local.finish(start, carry, job))
         empty = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
@@ -188,8 +255,23 @@ def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     return outcome_of(together, pytree.tree_map(lambda *parts: torch.cat(parts), *tallies), whole.job)
 
 
+def full_gradient(problem: Problem, flat: Tensor, client: Tensor) -> Tensor:
+    """`full_gradients` for one client, plainly."""
+    samples, total = problem.samples, torch.zeros_like(flat)
+    for width, _, begin in pieces(samples, client.tolist()):
+        at = torch.tensor(begin, device=flat.device)
+        rows = samples.part(client, at, width)[0]
+        with torch.enable_grad():
+            free = flat.detach().requires_grad_()
+            loss = problem.model.one(free, samples.x[rows], samples.y[rows], full_noise(problem, client, at)[0])
+            (gradient,) = torch.autograd.grad(loss, free)
+        total += gradient * (width / samples.sizes[int(client)])
+    return total
+
+
 def outcome_of(updates: Update, tally: Tally, job: Job) -> Outcome:
-    ends = [end for u in updates.values() for end in (u.amin(1), u.amax(1))]  # NaN is both
+    rows = [u.reshape(len(u), -1) for u in updates.values()]
+    ends = [end for u in rows for end in (u.amin(1), u.amax(1))]  # NaN is both
     finite = torch.stack(ends).isfinite().all(dim=0)
     bad = torch.where((tally.bad < 0) & ~finite, job.steps.long(), tally.bad)
     return Outcome(updates, tally.loss / job.steps, bad)

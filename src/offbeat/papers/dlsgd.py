@@ -8,19 +8,15 @@ evaluate every so many virtual seconds (`EVERY`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from offbeat.compare import Comparison
 from offbeat.config import Experiment
-from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
-from offbeat.experiment import run
-from offbeat.papers.recipe import Made, Settings, TableMade
+from offbeat.papers.recipe import Made, Settings, begun, pick, run_cell, write
 from offbeat.runs import plots, report
 from offbeat.runs.loop import Outcome
-from offbeat.runs.progress import Progress
 
 SIZES = (10, 20, 40, 80)
 DATA = ("fashion-mnist", "cifar10")
@@ -102,15 +98,9 @@ def experiment(line: Line, data: str, n: int, settings: Settings, seed: int, loc
 
 def cell(line: Line, data: str, n: int, settings: Settings, local_steps: int = 50) -> list[Outcome]:
     """One cell over the seeds."""
-    made = []
-    for seed in range(settings.seeds):
-        chosen = experiment(line, data, n, settings, seed, local_steps)
-        label = f"{data} {line.setting} {line.method} n = {n} K = {local_steps} seed {seed}"
-        try:
-            made.append(run(chosen, None, Progress(label, chosen.until)))
-        except BadNumbers as error:  # a cell that diverges is a result too
-            made.append(error.outcome)
-    return made
+    named = f"{data} {line.setting} {line.method} n = {n} K = {local_steps}"
+    return [run_cell(experiment(line, data, n, settings, seed, local_steps), f"{named} seed {seed}")
+            for seed in range(settings.seeds)]  # fmt: skip
 
 
 def sizes(settings: Settings, usual: Sequence[int]) -> list[int]:
@@ -124,25 +114,12 @@ def lines(settings: Settings, methods: Sequence[str] | None = None) -> list[tupl
     """The (line, data) pairs that --only lets through; it may name methods, settings or data sets, all must fit."""
     pairs = {f"{data} {line.setting} {line.method}": (line, data) for data in DATA for line in LINES
              if methods is None or line.method in methods}  # fmt: skip
-    words = settings.only
-    picked = [pair for name, pair in pairs.items() if all(fits(word, name, words) for word in words)]
-    if not picked:
-        raise ConfigError([f"--only {' '.join(words)} fits nothing here; there are: {'; '.join(pairs)}"])
-    return picked
-
-
-def fits(word: str, name: str, words: Sequence[str]) -> bool:
-    """A word lets a name through if the name has it, or has another word of the same kind (data, setting, method)."""
-    kinds: tuple[set[str], ...] = (set(DATA), {IID, NON_IID}, {line.method for line in LINES})
-    peers = next((kind for kind in kinds if word in kind), {word})
-    parts = name.split()
-    return any(other in parts for other in words if other in peers)
+    return list(pick(pairs, settings).values())
 
 
 def table2(settings: Settings) -> Made:
     """Table 2: virtual seconds to the target accuracy, both data sets, n = 10, 20, 40, 80."""
-    title = f"DLSGD Table 2 ({settings.scale}, {settings.seeds} seed(s)): virtual seconds to the target"
-    made = Made([TableMade(title, COLUMNS, [])])
+    made = begun(settings, "DLSGD Table 2: virtual seconds to the target", COLUMNS)
     for line, data in lines(settings):
         for n in sizes(settings, SIZES):
             results = [o.result for o in cell(line, data, n, settings)]
@@ -167,20 +144,10 @@ def table2_row(line: Line, data: str, n: int, results: list[dict[str, Any]]) -> 
     return [*names, *map(report.amount, figures), f"{best:.4f}", report.amount(dead), report.amount(wall, 1)]
 
 
-def write(made: Made, settings: Settings, name: str) -> None:
-    table = made.tables[0]
-    figures = settings.out / f"{name}.json"
-    files = [report.write_table(settings.out / f"{name}.md", table.title, table.columns, table.rows), figures]
-    figures.write_text(json.dumps(made.figures, indent=1) + "\n")
-    made.files += [file for file in files if file not in made.files]
-    if settings.scale == "smoke":
-        made.notes = ["scale smoke: digits and a few commits, to see that it runs; the figures mean nothing"]
-
-
 def curves(settings: Settings, cells: Sequence[tuple[str, Line, str, int, int]], title: str, name: str) -> Made:
     """Run cells (label, line, data, n, K) and draw them together, a picture for each data set and setting."""
     columns = ("data", *report.COLUMNS, "paper, s (K = 50)")
-    made = Made([TableMade(f"DLSGD {title} ({settings.scale})", columns, [])])
+    made = begun(settings, f"DLSGD {title}", columns)
     groups: dict[str, dict[str, list[Outcome]]] = {}
     targets: dict[str, float] = {}
     paper: dict[tuple[str, str], str] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.records import Arrived, Begun, Finished, Joined, Left, Offer, Overwritten, Row, Start
+from offbeat.records import Arrived, Begun, Finished, JobName, Joined, Left, Offer, Overwritten, Row, Start
 
 
 @dataclass
@@ -35,6 +36,14 @@ class Account:
     working: dict[int, tuple[float, Begun]] = field(default_factory=dict)
     away: dict[int, float] = field(default_factory=dict)
     offers: bool = False
+    looked: Sequence[int] | None = None  # samples that each client's job looks at besides its steps
+    uplink: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = (
+        None  # vectors in each update, if not all
+    )
+    vector_bytes: float = 0.0
+    arrived: dict[JobName, int] = field(
+        default_factory=dict
+    )  # steps of updates whose vectors are counted at the commit
 
     def take(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         """The rows up to one commit, and how stale its updates were."""
@@ -42,6 +51,10 @@ class Account:
             self.see(now, record)
         self.time = rows[-1][0]
         self.commits += 1
+        if self.uplink is not None:
+            distinct = dict.fromkeys(jobs)
+            steps = [self.arrived.pop(job) for job in distinct]
+            self.bytes_up += self.vector_bytes * sum(self.uplink([client for client, _ in distinct], steps))
         self.staleness.update(staleness)
         self.participation.update(client for client, _ in jobs)
 
@@ -57,8 +70,12 @@ class Account:
             self.jobs_finished += 1
             self.client_steps += begun.steps
             self.samples += begun.steps * self.samples_per_step[record.client]
+            self.samples += self.looked[record.client] if self.looked else 0
         elif kind is Arrived:
-            self.bytes_up += self.up_bytes
+            if self.uplink is None:
+                self.bytes_up += self.up_bytes
+            else:
+                self.arrived[record.client, record.job] = record.steps
         elif kind is Start:
             self.bytes_down += self.down_bytes
         elif kind is Offer:

@@ -196,8 +196,12 @@ class Loop:
             self.note(step.rows, step.commit.jobs, staleness)
             if self.stop:
                 raise Interrupted
+        horizon.fill()
         for job in self.engine.results:
             horizon.computed(job)
+        for client, number in [name for name in horizon.wanted if len(self.engine.last)]:
+            if number <= self.engine.last[client]:  # it has moved its client's memory
+                horizon.computed((client, number))
         self.metrics += metrics
         if self.store is not None:
             self.store.metrics += metrics

@@ -1,16 +1,19 @@
-"""Pictures of runs: accuracy against virtual time, commits and samples; a schedule as a timeline."""
+"""Pictures of runs: curves against time, commits and samples, points, heat maps, paths; a schedule as a timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -19,7 +22,7 @@ from offbeat.records import Arrived, Begun, Commit, Finished, Row
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e09f3e", "#6a4c93", "#3d3d3d", "#00a6a6", "#b5651d")
 TRANSFERS = {"download": "#cfe3f2", "upload": "#f6d7c3"}
-AXES = (("virtual_seconds", "virtual seconds"), ("commits", "commits"), ("samples", "samples"))
+AXES = {"virtual_seconds": "virtual seconds", "commits": "commits", "samples": "samples"}
 
 Curves = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]  # label -> one list of metrics rows per seed
 
@@ -35,25 +38,109 @@ def comparison(curves: Curves, path: Path, title: str = "") -> Path:
     """Three panels: the same curves against virtual time, commits and samples. Thin lines are single seeds."""
     score = "accuracy" if all(row["accuracy"] is not None for runs in curves.values() for row in runs[0]) else "loss"
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), sharey=True)
-    for number, (label, runs) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        for axis, (name, spoken) in zip(axes, AXES, strict=True):
-            key = "commit" if name == "commits" else name
-            for seed, rows in enumerate(runs):
-                axis.plot(
-                    [row[key] for row in rows], [row[score] for row in rows], color=colour,
-                    lw=1.8 if len(runs) == 1 else 1.0, alpha=1.0 if len(runs) == 1 else 0.6,
-                    label=label if seed == 0 else None,
-                )  # fmt: skip
-            ends = [rows[-1][key] for runs in curves.values() for rows in runs]
-            if name == "commits" and max(ends) > 20 * min(ends) > 0:
-                axis.set_xscale("symlog", linthresh=10)
-            axis.set_xlabel(spoken)
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
+    for axis, name in zip(axes, AXES, strict=True):
+        draw(axis, curves, name, score)
     axes[0].set_ylabel(score)
     axes[0].legend(frameon=False, fontsize=9)
     figure.suptitle(title)
+    return save(figure, path)
+
+
+def panels(groups: Mapping[str, Curves], path: Path, title: str = "", against: Sequence[str] = ("commits",)) -> Path:
+    """Accuracy: a column of panels for each group of curves, a row for each thing that they are drawn against."""
+    size = (3.8 * len(groups), 3.4 * len(against))
+    figure, axes = plt.subplots(len(against), len(groups), figsize=size, squeeze=False, layout="constrained")
+    for column, (group, curves) in zip(axes.T, groups.items(), strict=True):
+        for axis, name in zip(column, against, strict=True):
+            draw(axis, curves, name, "accuracy")
+        column[0].set_title(group, fontsize=10)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title)
+    return save(figure, path)
+
+
+def draw(axis: Axes, curves: Curves, name: str, score: str) -> None:
+    """Curves of a score against one of AXES."""
+    key = "commit" if name == "commits" else name
+    for number, (label, runs) in enumerate(curves.items()):
+        for seed, rows in enumerate(runs):
+            axis.plot(
+                [row[key] for row in rows], [row[score] for row in rows], color=COLOURS[number % len(COLOURS)],
+                lw=1.8 if len(runs) == 1 else 1.0, alpha=1.0 if len(runs) == 1 else 0.6,
+                label=label if seed == 0 else None,
+            )  # fmt: skip
+    ends = [rows[-1][key] for runs in curves.values() for rows in runs]
+    if name == "commits" and max(ends) > 20 * min(ends) > 0:
+        axis.set_xscale("symlog", linthresh=10)
+    axis.set_xlabel(AXES[name])
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def points(series: Mapping[str, Mapping[str, float]], path: Path, x: str, y: str, title: str = "") -> Path:
+    """Figures against the values of one setting, evenly spaced as they come."""
+    figure, axis = plt.subplots(figsize=(6.5, 4))
+    ticks = list(dict.fromkeys(value for found in series.values() for value in found))
+    for (label, found), colour in zip(series.items(), COLOURS, strict=False):
+        axis.plot([ticks.index(v) for v in found], list(found.values()), "o-", color=colour, label=label)
+    axis.set_xticks(range(len(ticks)), ticks)
+    axis.set(xlabel=x, ylabel=y, title=title)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    return save(figure, path)
+
+
+def heat_maps(
+    maps: Mapping[str, Mapping[tuple[str, str], float]], path: Path, names: tuple[str, str], title: str = ""
+) -> Path:
+    """A map for each title: figures by (row, column), written into their boxes; what is not there stays white."""
+    figure, axes = plt.subplots(1, len(maps), figsize=(4.2 * len(maps), 3.8), squeeze=False, layout="constrained")
+    for axis, (label, found) in zip(axes[0], maps.items(), strict=True):
+        rows, columns = (list(dict.fromkeys(key[side] for key in found)) for side in (0, 1))
+        values = np.array([[found.get((row, column), math.nan) for column in columns] for row in rows])
+        axis.imshow(values, cmap="viridis", aspect="auto")
+        middle = np.nanmean([np.nanmin(values), np.nanmax(values)]) if np.isfinite(values).any() else 0.0
+        for (i, j), value in np.ndenumerate(values):
+            shown = f"{value:.3f}" if math.isfinite(value) else "-"
+            axis.text(j, i, shown, ha="center", va="center", fontsize=8, color="w" if value < middle else "k")
+        axis.set_xticks(range(len(columns)), columns)
+        axis.set_yticks(range(len(rows)), rows)
+        axis.set(xlabel=names[1], ylabel=names[0], title=label)
+    figure.suptitle(title)
+    return save(figure, path)
+
+
+def paths(
+    found: Mapping[str, Any],
+    path: Path,
+    height: Callable[[Any, Any], Any],
+    marks: Mapping[str, Any],
+    names: Sequence[str],
+) -> Path:
+    """A panel for each path in a plane, [points, 2], over the contours of `height(x, y)`, with marked places."""
+    every = np.concatenate([*found.values(), *(np.atleast_2d(places) for places in marks.values())])
+    low, high = every.min(axis=0), every.max(axis=0)
+    edge = 0.08 * (high - low)
+    grid = np.meshgrid(*(np.linspace(*ends, 120) for ends in zip(low - edge, high + edge, strict=True)))
+    values = height(*grid)
+    levels = np.geomspace(values.min() + 0.002 * np.ptp(values), values.max(), 14)
+    wide = min(3, len(found))
+    figure, axes = plt.subplots(
+        -(-len(found) // wide), wide, figsize=(4 * wide, 3.4 * -(-len(found) // wide)), squeeze=False, sharex=True,
+        sharey=True, layout="constrained",
+    )  # fmt: skip
+    for axis in axes.flat[len(found) :]:
+        axis.set_visible(False)
+    for number, (axis, (label, line)) in enumerate(zip(axes.flat, found.items(), strict=False)):
+        axis.contour(*grid, values, levels=levels, colors="#bbbbbb", linewidths=0.6)
+        axis.plot(*line.T, ".-", color=COLOURS[number % len(COLOURS)], ms=4, lw=1.2)
+        for (name, places), sign in zip(marks.items(), ("k*", "kx", "ko"), strict=False):
+            axis.plot(*np.atleast_2d(places).T, sign, ms=9 if sign == "k*" else 6, label=name)
+        axis.set(title=label, xlabel=names[0], ylabel=names[1])
+    axes[0, 0].legend(frameon=False, fontsize=8)
     return save(figure, path)
 
 

@@ -27,7 +27,7 @@ class Buffer:
     """
 
     size: int = 10
-    steps: int = 1
+    steps: int | None = None  # None: as many as each client will
     concurrency: int | None = None
     restart: Restart = "newest"
 
@@ -43,7 +43,7 @@ class Buffer:
 
     def problems(self, clients: int) -> list[str]:
         found = []
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             found.append(f"buffer: local steps = {self.steps}; a job needs at least 1")
         if self.size < 1:
             found.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
@@ -79,11 +79,11 @@ class BufferConductor:
 
     def __post_init__(self) -> None:
         self.bits = self.rng.getrandbits
-        self.size, self.steps, self.newest = self.policy.size, self.policy.steps, self.policy.restart == "newest"
+        self.size, self.steps, self.newest = self.policy.size, self.policy.steps or 0, self.policy.restart == "newest"
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         if self.policy.restart == "broadcast":
-            return [Offer(0, self.policy.steps)]
+            return [Offer(0, self.steps)]
         self.idle = Pool(self.idle.clients, sorted(present))
         return self.fill([])
 
@@ -125,7 +125,7 @@ class BufferConductor:
         self.buffered = []
         self.version += 1
         if self.policy.restart == "broadcast":
-            orders.append(Offer(self.version, self.policy.steps))
+            orders.append(Offer(self.version, self.steps))
         for client in self.resting:
             self.idle.append(client)
         self.resting.clear()
@@ -141,7 +141,7 @@ class BufferConductor:
     def fill(self, orders: list[Command]) -> list[Command]:
         """Give work to idle clients while places are free: to all of them, or to some drawn uniformly."""
         free = self.places - self.working
-        idle, version, steps = self.idle, self.version, self.policy.steps
+        idle, version, steps = self.idle, self.version, self.steps
         chosen = idle.empty() if len(idle) <= free else [idle.draw(self.bits) for _ in range(free)]
         self.working += len(chosen)
         orders += [record(Start, (client, version, steps)) for client in chosen]

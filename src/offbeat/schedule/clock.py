@@ -41,7 +41,7 @@ from offbeat.records import (
     Woke,
 )
 from offbeat.schedule.agenda import Agenda, Entry
-from offbeat.schedule.device import Durations, opening, steady
+from offbeat.schedule.device import Durations, opening, own_steps, steady
 
 ROUNDING = 1e-12  # relative; sums of the same durations in another order differ by less
 BATCH = 100  # rows are handed out when so many are there; a reader who stops early has waited for no more
@@ -54,8 +54,8 @@ class VirtualClock:
 
     __slots__ = (
         "agenda", "asked", "away", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor", "full",
-        "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps", "put",
-        "rising", "rows", "say", "seen", "tokens", "waiting",
+        "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps", "own",
+        "put", "rising", "rows", "say", "seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
@@ -63,6 +63,7 @@ class VirtualClock:
         self.holds, self.overlaps = policy.holds, policy.overlaps
         self.in_turn = not self.holds and not self.overlaps  # what is computed is sent at once, and nothing else begins
         self.durations = durations
+        self.own = own_steps(durations)
         self.conductor: Conductor = policy.conductor(clients, rng)
         self.agenda = Agenda()
         self.put = self.agenda.put
@@ -120,7 +121,7 @@ class VirtualClock:
         away, offers, inbox = self.away, self.offers, self.inbox
         ask, arrived = self.durations, self.conductor.arrived
         download, compute, fails, upload = ask.download, ask.compute, ask.fails, ask.upload
-        columns = steady(ask)
+        columns, own = steady(ask), self.own
         told = columns is not None
         down, step, up = columns or ((), (), ())
         entry: Entry
@@ -165,6 +166,8 @@ class VirtualClock:
                 number = jobs[client]
                 jobs[client] = number + 1
                 seen[client] = version
+                if not steps:
+                    steps = own(client, number)
                 busy[client] = job = (client, number, version, steps)
                 rows.append((now, record(Begun, job)))
                 if told:
@@ -288,6 +291,7 @@ class VirtualClock:
     def compute(self, order: tuple[int, int, int], token: int) -> None:
         client, version, steps = order[0], order[1], order[2]
         now, number, durations = self.now, self.jobs[client], self.durations
+        steps = steps or self.own(client, number)
         self.jobs[client] = number + 1
         self.seen[client] = version
         self.busy[client] = job = (client, number, version, steps)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
+
+OWN_STEPS = 10  # local steps of a client that may choose, where its fleet says nothing of them
 
 Columns: TypeAlias = tuple[Sequence[float], Sequence[float], Sequence[float]]
 
@@ -32,6 +34,12 @@ def steady(durations: Durations) -> Columns | None:
     """Seconds per client for a download, a local step and an upload, from a fleet that says it has no more to tell."""
     found: Columns | None = getattr(durations, "steady", None)
     return found
+
+
+def own_steps(durations: Durations) -> Callable[[int, int], int]:
+    """How many local steps a client's job takes when the order leaves it to the client: the fleet's step law."""
+    law: Callable[[int, int], int] | None = getattr(durations, "own_steps", None)
+    return law or (lambda client, job: OWN_STEPS)
 
 
 def opening(durations: Durations) -> Iterable[tuple[int, bool, float]]:

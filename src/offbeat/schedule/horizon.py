@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from offbeat.records import Begun, Commit, Drop, JobName, Left, Overwritten, Row, Start
+from offbeat.records import Begun, Commit, Drop, Finished, JobName, Left, Overwritten, Row, Start
 
 
 class Driver(Protocol):
@@ -39,7 +39,10 @@ class Horizon:
     How far it looks depends on the schedule alone, so that a resumed run forms the same waves.
     """
 
-    def __init__(self, driver: Driver, ahead: int = 1024, last: int | None = None, until: float | None = None) -> None:
+    def __init__(
+        self, driver: Driver, ahead: int = 1024, last: int | None = None, until: float | None = None,
+        memory: bool = False,
+    ) -> None:  # fmt: skip
         self.driver = driver
         self.source = iter(driver)
         self.ahead = ahead
@@ -47,6 +50,9 @@ class Horizon:
         self.last = last  # commits that the run will make at most: what lies beyond is not looked at
         self.until = until  # commits after this time are not made
         self.late = False  # such a commit was seen
+        self.memory = memory  # finished jobs move their client's memory: each is wanted, and they go in order
+        self.unused: set[JobName] = set()  # wanted for the memory alone
+        self.finished: set[JobName] = set()  # where that matters: computed by their clients, not yet consumed
         self.found = 0
         self.steps: deque[Step] = deque()
         self.begun: dict[JobName, Begun] = {}  # not yet consumed, as far as the window knows
@@ -96,14 +102,22 @@ class Horizon:
                 held[record.version] += 1
             elif type(record) is Overwritten:
                 lost = begun.pop(record[:2], None)
-                if lost is not None:
+                if lost is not None and record[:2] in self.finished:
+                    self.finished.discard(record[:2])
+                    self.wanted[record[:2]] = lost
+                    self.unused.add(record[:2])
+                elif lost is not None:
                     self.release(lost.version)
+            elif type(record) is Finished:
+                if self.memory:
+                    self.finished.add(record[:2])
             elif type(record) is Drop or type(record) is Left:
                 self.deliver(record.client, sys.maxsize)
             elif type(record) is Commit:
                 for job in record.jobs:
                     if job in begun:
                         self.wanted[job] = begun.pop(job)
+                        self.finished.discard(job)
                 self.found += 1
                 self.queued += len(record.jobs)
                 self.steps.append(Step(row[0], record, rows))
@@ -111,8 +125,16 @@ class Horizon:
         self.closed = True
 
     def ready(self, version: int) -> list[Begun]:
-        """Jobs that will be consumed and whose start version exists, the most urgent first."""
-        return [job for job in self.wanted.values() if job.version <= version]
+        """Jobs that will be consumed and whose start version exists, the most urgent first.
+
+        With memory only the first that is left of each client, and those that only move a memory are among them.
+        """
+        if not self.memory:
+            return [job for job in self.wanted.values() if job.version <= version]
+        first: dict[int, Begun] = {}
+        for job in self.wanted.values():
+            first.setdefault(job.client, job)
+        return [job for job in first.values() if job.version <= version]
 
     def skipped(self, commit: Commit) -> list[int]:
         """Strike off the jobs of a commit that is not made again (a resumed run); their start versions, in order."""
@@ -125,6 +147,13 @@ class Horizon:
         """Strike a job off: its update is there, or lost for good."""
         if job in self.wanted:
             self.release(self.wanted.pop(job).version)
+
+    def consumed(self, job: JobName) -> bool:
+        """Whether a commit will take the update of a job that was computed; else it is forgotten."""
+        if job not in self.unused:
+            return True
+        self.unused.discard(job)
+        return False
 
     def deliver(self, client: int, version: int) -> None:
         """Orders up to this version are no longer under way to a client."""

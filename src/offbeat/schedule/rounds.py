@@ -17,19 +17,22 @@ record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
 
 @dataclass(frozen=True)
 class Rounds:
-    """Every round `size` clients (None: all that are there) start from the newest version, for `steps` local steps or
-    for as many as each client has its own (a tuple with one entry per client).
+    """Every round `size` clients (None: all that are there) start from the newest version, for `steps` local steps
+    (None: as many as each client will).
 
     With `replacement` a client may be drawn several times: it does one job, which counts as often as it was drawn.
     `over_selection` >= 1 starts that many times more clients and keeps the first `size` updates; a `deadline`
     (seconds after the round's start) closes the round with what has arrived, or with the first arrival after it.
+    With `probes` every round has two halves, each with a commit: the cohort takes so many steps, then the same clients
+    take `steps` (FedLin asks for gradients first).
     """
 
-    steps: int | tuple[int, ...] = 1
+    steps: int | None = None
     size: int | None = None
     replacement: bool = False
     over_selection: float = 1.0
     deadline: float | None = None
+    probes: int | None = None
 
     kind = "rounds"
     holds = False
@@ -37,19 +40,17 @@ class Rounds:
 
     def problems(self, clients: int) -> list[str]:
         found = []
-        if isinstance(self.steps, tuple) and len(self.steps) != clients:
-            found.append(
-                f"rounds: local steps of {len(self.steps)} clients for a fleet of {clients}; give one for each"
-            )
-        least = min(self.steps, default=1) if isinstance(self.steps, tuple) else self.steps
-        if least < 1:
-            found.append(f"rounds: local steps = {least}; a job needs at least 1")
+        for name, steps in (("local steps", self.steps), ("probes", self.probes)):
+            if steps is not None and steps < 1:
+                found.append(f"rounds: {name} = {steps}; a job needs at least 1")
         if self.size is not None and self.size < 1:
             found.append(f"rounds: size = {self.size}; a round needs at least 1 client")
         if self.over_selection < 1:
             found.append(f"rounds: over_selection = {self.over_selection}; it multiplies the cohort and must be >= 1")
         if self.deadline is not None and self.deadline <= 0:
             found.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
+        if self.probes is not None and self.replacement:
+            found.append("rounds: probes ask each client of a round once; they take no replacement")
         if self.replacement and (self.size is None or self.over_selection != 1):
             found.append("rounds: replacement needs a size and no over_selection")
         if self.size is not None and not self.replacement and self.started > clients:
@@ -79,6 +80,7 @@ class RoundsConductor:
     got: list[JobName] = field(default_factory=list)
     overdue: bool = False
     opened: int = 0  # rounds so far: names the deadline
+    probed: list[int] = field(default_factory=list)  # whose probes are in: the second half is theirs
 
     def __post_init__(self) -> None:
         size = self.policy.size
@@ -126,7 +128,12 @@ class RoundsConductor:
         pool, size = self.present, self.policy.size
         if not pool:
             return []
-        if size is None:
+        probes = self.policy.probes
+        probing = probes is not None and self.version % 2 == 0
+        if probes is not None and not probing:
+            there = set(pool)
+            self.drawn = dict.fromkeys([client for client in self.probed if client in there] or pool, 1)
+        elif size is None:
             self.drawn = dict.fromkeys(pool, 1)
         elif self.policy.replacement:
             self.drawn = Counter(self.rng.choices(pool, k=size))
@@ -134,12 +141,8 @@ class RoundsConductor:
             self.drawn = dict.fromkeys(self.rng.sample(pool, min(self.policy.started, len(pool))), 1)
         self.opened += 1
         self.waiting = set(self.drawn)
-        version, steps = self.version, self.policy.steps
-        orders: list[Command]
-        if isinstance(steps, tuple):
-            orders = [record(Start, (client, version, steps[client])) for client in self.drawn]
-        else:
-            orders = [record(Start, (client, version, steps)) for client in self.drawn]
+        version, steps = self.version, (probes if probing else self.policy.steps) or 0
+        orders: list[Command] = [record(Start, (client, version, steps)) for client in self.drawn]
         if self.policy.deadline is not None:
             orders.append(WakeAt(now + self.policy.deadline, self.opened))
         return orders
@@ -151,4 +154,5 @@ class RoundsConductor:
             jobs = [job for job in jobs for _ in range(drawn[job[0]])]
         late: list[Command] = [Drop(client) for client in sorted(self.waiting)]
         self.version += 1
+        self.probed = [client for client, _ in jobs] if self.policy.probes else []
         return [*late, Commit(tuple(jobs)), *self.open_round(now)]

@@ -20,7 +20,7 @@ class Sampled:
     """
 
     size: int = 10
-    steps: int = 1
+    steps: int | None = None  # None: as many as each client will
     overlap: bool = True
 
     kind = "sampled"
@@ -32,7 +32,7 @@ class Sampled:
 
     def problems(self, clients: int) -> list[str]:
         found = []
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             found.append(f"sampled: local steps = {self.steps}; a job needs at least 1")
         if self.size < 1:
             found.append(f"sampled: size = {self.size}; a round needs at least 1 draw")
@@ -53,7 +53,7 @@ class SampledConductor:
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         self.present = Pool(self.present.clients, sorted(present))
-        return [Offer(0, self.policy.steps), *self.draw(self.policy.size)]
+        return [Offer(0, self.policy.steps or 0), *self.draw(self.policy.size)]
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
         self.got[event.client] = (event.client, event.job)
@@ -80,7 +80,7 @@ class SampledConductor:
         self.version += 1
         self.drawn.clear()
         self.got.clear()
-        return [Commit(jobs), Offer(self.version, self.policy.steps), *self.draw(self.policy.size)]
+        return [Commit(jobs), Offer(self.version, self.policy.steps or 0), *self.draw(self.policy.size)]
 
     def draw(self, times: int) -> list[Command]:
         """Draw so many clients with replacement; fetch those that were not drawn this round before."""

@@ -186,7 +186,16 @@ def _check_har(path: Path, x: npt.NDArray[Any], y: npt.NDArray[Any], subject: np
     _finite(str(path), x)
 
 
+def a9a() -> Data:
+    """a9a of LIBSVM: 32,561 + 16,281 adults of a census, 123 features that are 0 or 1, 2 classes (label -1 is 0)."""
+    source = "the LIBSVM page of data sets for binary classification"
+    _, paths = files.locate("a9a", [files.Layout("a9a", ("a9a", "a9a.t"))], source)
+    (x, y), (x_test, y_test) = (files.libsvm(path, 123, labels=(-1, 1)) for path in paths)
+    return Data("a9a", x, (y > 0).astype(np.int64), x_test, (y_test > 0).astype(np.int64), 2, None)
+
+
 DATA: dict[str, Callable[..., Data]] = {
+    "a9a": a9a,
     "cifar10": cifar10,
     "digits": digits,
     "fashion-mnist": fashion_mnist,

@@ -19,8 +19,10 @@ import numpy.typing as npt
 from offbeat.errors import OffbeatError
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 DEBIAN = Path("/usr/share/datasets")
 CIFAR_PIXELS = 3 * 32 * 32
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Layout(NamedTuple):
@@ -161,3 +163,67 @@ def npz(path: Path, keys: Sequence[str]) -> list[npt.NDArray[Any]]:
         shapes = ", ".join(f"{key} {array.shape}" for key, array in zip(keys, arrays, strict=True))
         raise damaged(path, f"its arrays differ in length ({shapes})")
     return arrays
+
+
+def libsvm(path: Path, features: int, labels: Sequence[float] = ()) -> tuple[Floats, npt.NDArray[np.float64]]:
+    """Samples [n, features] and labels [n] of a text with a line `label index:value ...` for each sample.
+
+    Indices begin at 1 and rise along a line; features that a line does not name are 0. Blank lines and what follows
+    a '#' do not count. `labels` are the ones that may occur; without them any number may.
+    """
+    lines = ((number, line.partition(b"#")[0].split()) for number, line in enumerate(read(path).splitlines(), 1))
+    samples = [(number, words) for number, words in lines if words]
+    if not samples:
+        raise damaged(path, "it has no sample")
+    x, y = np.zeros((len(samples), features), np.float32), np.empty(len(samples))
+    for row, (number, (label, *pairs)) in enumerate(samples):
+        y[row] = _real(label)
+        try:
+            if math.isnan(y[row]):
+                raise ValueError(f"the label {_shown(label)} is no finite number")
+            if labels and y[row] not in labels:
+                raise ValueError(f"the label is {_shown(label)}, it must be one of {', '.join(map(str, labels))}")
+            columns, values = _sparse(pairs, features)
+        except ValueError as error:
+            raise damaged(path, f"in line {number} {error}") from None
+        x[row, columns] = values
+    return x, y
+
+
+def _sparse(pairs: Sequence[bytes], features: int) -> tuple[list[int], list[float]]:
+    """The columns, counted from 0, and the values of one line's pairs; a ValueError says what is wrong with one."""
+    columns: list[int] = []
+    values: list[float] = []
+    last = 0
+    for pair in pairs:
+        word, colon, value = pair.partition(b":")
+        if not colon:
+            raise ValueError(f"{_shown(pair)} is no pair index:value")
+        try:
+            index = int(word.replace(b"_", b"?"))  # Python would read 1_0 as ten
+        except ValueError:
+            raise ValueError(f"the index of {_shown(pair)} is no whole number") from None
+        if not 1 <= index <= features:
+            raise ValueError(f"the index of {_shown(pair)} is not among 1 to {features}")
+        if index <= last:
+            raise ValueError(f"the index of {_shown(pair)} follows {last}, but indices must rise")
+        number = _real(value)
+        if number != number:
+            raise ValueError(f"the value of {_shown(pair)} is no finite number")
+        columns.append(index - 1)
+        values.append(number)
+        last = index
+    return columns, values
+
+
+def _real(word: bytes) -> float:
+    """The number that a word says, or NaN where it says none that a float32 can hold."""
+    try:
+        value = float(word.replace(b"_", b"?"))
+    except ValueError:
+        return math.nan
+    return value if abs(value) <= LARGEST else math.nan
+
+
+def _shown(word: bytes) -> str:
+    return repr(word[:40].decode("ascii", "replace"))

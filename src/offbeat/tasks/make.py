@@ -65,6 +65,7 @@ def quadratics(
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the config does not say
+    "a9a": {"model": "logistic"},
     "digits": {"model": "logistic"},
     "fashion-mnist": {"model": "dlsgd-cnn"},
     "mnist": {"model": "mlp"},

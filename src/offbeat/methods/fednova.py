@@ -1,0 +1,72 @@
+"""FedNova: each client's update is divided by how far its solver went, so that many steps do not mean a larger say.
+
+Wang, Liu, Liang, Joshi, Poor: Tackling the objective inconsistency problem in heterogeneous federated optimization.
+NeurIPS 2020 (Algorithm 1 with equation (4); tau_eff = sum p_i |a_i|_1, its default).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.weights import Weights, shares
+from offbeat.schedule.rounds import Rounds
+
+
+def fednova(
+    n: int | None = None,
+    local_steps: int | None = None,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    momentum: float = 0.0,
+    proximal: float = 0.0,
+    weights: Weights = "size",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """w <- w - server_lr * tau_eff * sum p_i delta_i / |a_i|_1, with tau_eff = sum p_i |a_i|_1.
+
+    A solver's update is lr * sum_k a_k g_k; |a|_1 is K for SGD, and follows from the solver with `momentum` or a
+    `proximal` pull.
+    """
+    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        p, a = share.of(cohort), updates["reach"]
+        return optimiser.apply(w, (p @ a) * ((p / a) @ updates["delta"]), cohort.version)
+
+    policy = covered("fednova", Rounds(local_steps, n), when, experimental)
+    options = {"momentum": momentum} if momentum else {}
+    steps = measured(local.sgd(client_lr, options, proximal))
+    return Method("fednova", policy, Rule(steps, commit, optimiser.init, clients=share.clients))
+
+
+class Both(NamedTuple):
+    """A solver's carry, opened, and that of the same solver on one number whose gradient is always one."""
+
+    y: Tensor
+    rest: tuple[Tensor | tuple[()], ...]
+    unit: local.Path
+
+
+def measured(solver: Local) -> Local:
+    """The solver, which also tells |a|_1: how far it goes, in units of lr, where every gradient is one."""
+
+    def begin(server: State, job: Job) -> Both:
+        path = solver.begin(server, job)
+        return Both(path[0], tuple(path[1:]), solver.begin({"model": torch.zeros_like(job.lr)[None]}, job))
+
+    def step(both: Both, g: Tensor, job: Job) -> Both:
+        path = solver.step(local.Path(both.y, *both.rest), g, job)
+        return Both(path[0], tuple(path[1:]), solver.step(both.unit, torch.ones_like(both.unit.y), job))
+
+    def finish(server: State, both: Both, job: Job) -> Update:
+        return {"delta": server["model"] - both.y, "reach": -both.unit.y[0] / job.lr}
+
+    return replace(solver, begin=begin, step=step, finish=finish, tells=("reach",))

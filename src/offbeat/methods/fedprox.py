@@ -1,0 +1,37 @@
+"""FedProx: local steps are pulled back to the model that they began from.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks. MLSys 2020 (Algorithm 2;
+the inexact local solver is SGD). The paper samples clients by size and averages equally; `weights` says it either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.weights import Weights, shares
+from offbeat.schedule.rounds import Rounds
+
+
+def fedprox(
+    n: int | None = None,
+    local_steps: int | None = None,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    proximal: float = 0.1,
+    weights: Weights = "size",
+    client_options: Mapping[str, float] | None = None,
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """n clients (None: all) minimise f_i(y) + proximal / 2 |y - w|^2 by SGD steps; w <- w - server_lr * mean(delta)."""
+    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # 6
+
+    policy = covered("fedprox", Rounds(local_steps, n), when, experimental)  # 2-3
+    steps = local.sgd(client_lr, client_options, proximal)  # 4
+    return Method("fedprox", policy, Rule(steps, commit, optimiser.init, clients=share.clients))

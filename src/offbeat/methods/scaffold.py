@@ -1,0 +1,59 @@
+"""SCAFFOLD: control variates correct each local step by what the others' gradients look like.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: stochastic controlled averaging for federated learning.
+ICML 2020 (Algorithm 1). With weights other than "uniform" means are weighted, and c is the weighted mean of all c_i.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import server
+from offbeat.numerics.local import Corrected, corrected_step
+from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.weights import Weights, shares
+from offbeat.schedule.rounds import Rounds
+
+
+def scaffold(
+    n: int | None = None,
+    local_steps: int | None = None,
+    client_lr: Rate = 0.05,
+    server_lr: Rate = 1.0,
+    option: Literal["I", "II"] = "II",
+    weights: Weights = "uniform",
+    start: Literal["zeros", "gradients"] = "zeros",
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """n sampled clients (None: all) step along g + c - c_i; `option` says how c_i is renewed.
+
+    I: the gradient over the whole shard at the server's model (one more pass over the data); II: the mean of the local
+    gradients. `start`: control variates begin at zero, or at the clients' gradients at version 0.
+    """
+    share, at = shares(weights), rate(server_lr, "server_lr")
+
+    def begin(given: State, job: Job) -> Corrected:
+        return Corrected(given["model"], given["c"] - given["c_i"])  # 7
+
+    def finish(given: State, path: Corrected, job: Job) -> Update:
+        delta = given["model"] - path.y
+        if option == "I":
+            renewed = given["gradient"]  # 12 (i)
+        else:
+            renewed = delta / (job.steps * job.lr) - path.c  # 12 (ii): c_i - c + (x - y) / (K lr)
+        return {"delta": delta, "c_delta": renewed - given["c_i"], "c_i": renewed}  # 13-14
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        mean = share.of(cohort)
+        model = w["model"] - at(cohort.version) * (mean @ updates["delta"])  # 16-17
+        return w | {"model": model, "c": w["c"] + share.part(cohort) * (mean @ updates["c_delta"])}  # uniform: |S| / N
+
+    policy = covered("scaffold", Rounds(local_steps, n), when, experimental)  # 3-4
+    steps = Local(
+        begin, corrected_step, finish, rate(client_lr), ("delta", "c_delta"), remembers=("c_i",), looks=option == "I"
+    )
+    prime = (lambda w, mean: w | {"c": mean}) if start == "gradients" else None
+    rule = Rule(steps, commit, server.beside("c"), ("model", "c"), share=share.of, prime=prime, clients=share.clients)
+    return Method("scaffold", policy, rule)
