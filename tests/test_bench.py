@@ -198,6 +198,15 @@ def test_waves_and_the_plain_loop_count_every_client_step(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("small")
+def test_unequal_steps_are_compared_at_equal_sums() -> None:
+    rows = measure.unequal(QUICK)
+    assert len(rows) == 3 * len(work.MODELS)
+    assert all(row["cost over equal"] > 0 and row["largest / mean"] >= 1 for row in rows)
+    assert [row["cost over equal"] for row in rows[::3]] == [1.0] * len(work.MODELS)
+    assert {round(row["largest / mean"], 1) for row in rows} == {1.0, 1.9, 10.3}
+
+
+@pytest.mark.usefixtures("small")
 def test_asynchronous_costs_are_relative_to_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MODELS", {"mlp": "LR"})
     rows = measure.asynchronous(QUICK)
@@ -274,7 +283,8 @@ def offbeat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     [
         (
             ("nonsense",),
-            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, protocol, schedule, waves",
+            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, protocol, schedule, unequal, "
+            "waves",
         ),
         (
             ("waves", "--precision", "float16"),

@@ -19,6 +19,7 @@ from offbeat.numerics import convolution
 from offbeat.numerics.clients import Keyed
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
+from offbeat.tasks.models import CropFlip
 
 
 class Tied(nn.Module):
@@ -173,6 +174,34 @@ def test_a_method_that_cannot_do_a_shape_is_passed_over(monkeypatch: pytest.Monk
     x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3)
     assert convolution.convolve(x, w, None, (1, 1), (0, 0)).shape == (2, 3, 4, 6, 6)
     assert list(convolution.chosen.values()) == ["product"]
+
+
+# ---- crops and mirror images --------------------------------------------------------------------
+def test_crops_and_mirror_images_are_keyed_and_of_the_image() -> None:
+    model = FlatModel(nn.Sequential(CropFlip(), nn.Conv2d(1, 1, 1)), lambda out, y: out.square().mean(), torch.float64)
+    x = torch.arange(1.0, 65.0, dtype=torch.float64).reshape(1, 1, 8, 8)
+    seen = set()
+    for number in range(400):
+        with Keyed(torch.tensor(keys.key(0, "crop", number))):
+            made = model.module[0](x)[0, 0]
+        seen.add(tuple(made.flatten().tolist()))
+        rows = [row for row in made if row.any()]
+        steps = {float(d) for row in rows for d in row[row > 0].diff()}
+        assert steps <= {1.0} or steps <= {-1.0}  # neighbours stay neighbours, perhaps mirrored
+    assert 120 < len(seen) <= 162  # of 9 x 9 places, each also mirrored
+    model.module.eval()
+    assert torch.equal(model.module[0](x), x)
+    model.module.train()
+    y = torch.zeros(3, 2)
+    images, key = (
+        torch.randn(3, 2, 1, 8, 8, dtype=torch.float64),
+        torch.tensor([keys.key(0, "crop", n) for n in range(3)]),
+    )
+    flat = model.initial().repeat(3, 1)
+    losses, _ = model.gradient(flat, images, y, key)
+    for client in range(3):
+        alone = model.one(flat[client], images[client], y[client], key[client])
+        assert torch.allclose(alone, losses[client], atol=1e-14)
 
 
 # ---- dropout ------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_a_million_clients_are_light():
             {"share": 2.0, "factor": 0.0},
             ["fleet 'straggling': factor = 0.0", "fleet 'straggling': share = 2.0"],
         ),
-        ("dlsgd-cifar10", {"mbit": 1.0}, ["fleet 'dlsgd-cifar10' has no options, but 'mbit' was given; leave it out"]),
+        ("dlsgd-cifar10", {"mbit": 1.0}, ["unknown option of fleet 'dlsgd-cifar10' 'mbit'"]),
         ("custom", {"mean_on": 3.0}, ["fleet 'custom': mean_on = 3.0 and mean_off = None; give both"]),
         (
             "custom",

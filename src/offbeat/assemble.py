@@ -75,8 +75,9 @@ class Built:
         rule, plan = self.method.what, self.fleet.local_steps
         down, up = (vectors * self.vector_bytes for vectors in rule.traffic)
         each = None
-        if rule.uplink is not None and isinstance(plan, Fixed):  # who sends more is known beforehand
-            each = np.array(self.uplink(range(self.task.clients), plan.steps)) * self.vector_bytes
+        if rule.uplink is not None and (plan is None or isinstance(plan, Fixed)):  # who sends more is known beforehand
+            steps = [1] * self.task.clients if plan is None else plan.steps
+            each = np.array(self.uplink(range(self.task.clients), steps)) * self.vector_bytes
         looks = None
         if rule.local.looks:
             batch = self.task.batch_size
@@ -157,6 +158,11 @@ def build(experiment: Experiment) -> Built:
             problems += step_problems(experiment, made["method"], made.get("fleet"))
             if "device" in made and not problems:
                 problems += memory_problems(experiment, made["method"], task, made["device"])
+                if made["method"].what.lossless and made["fleet"].presence is not None:
+                    problems.append(
+                        f"{made['method'].name}: saving needs every finished update, but clients of this fleet leave "
+                        "with theirs; take a fleet whose clients stay, or saving = false"
+                    )
     elif not isinstance(experiment.fleet, Fleet):
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
@@ -168,6 +174,8 @@ def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -
     """A step law that nobody would follow, because the method's config orders the steps itself."""
     given = experiment.method
     ordered = given.get("local_steps") if isinstance(given, Mapping) else None
+    if isinstance(given, Method) or (isinstance(given, Mapping) and given.get("when") is not None):
+        ordered = getattr(method.when, "steps", None)
     if fleet is None or fleet.local_steps is None or ordered is None:
         return []
     return [

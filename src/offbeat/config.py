@@ -28,6 +28,7 @@ SCHEDULE_OPTIONS = {
     "replacement",
     "over_selection",
     "deadline",
+    "probes",
 }
 
 

@@ -117,6 +117,7 @@ class Rule:
     share: Callable[[Cohort], Vector] | None = None  # each update's weight in the mean; they sum to one
     prime: Callable[[State, Vector], State] | None = None
     clients: int | None = None  # it is made for so many, where it has a number for each
+    lossless: bool = False  # it needs every update that a client has finished
     # What travels, where it is not each vector named above: the most of them down and up, and those in each update.
     down: int | None = None
     up: int | None = None

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from offbeat import __version__
@@ -126,6 +127,35 @@ def waves(settings: Settings) -> Rows:
             rows.append(
                 {"model": name, "clients": size, "plain": rates[0], "wave": rates[1], "ratio": rates[1] / rates[0]}
             )
+    return rows
+
+
+# ---- unequal numbers of steps -------------------------------------------------------------------
+def unequal(settings: Settings) -> Rows:
+    """Seconds of a wave whose clients take different numbers of steps, over those of equal ones with the same sum."""
+    device = settings.on
+    clients, mean = (20, 100) if device.type == "cuda" else (20, 20)
+    spread = np.linspace(0.1, 1.9, clients)
+    rows = []
+    for model, name in work.MODELS.items():
+        engine = LocalEngine(build_method("local-sgd"), work.small_task(model, clients), 0, device, settings.precision)
+        laws = {
+            "equal": [mean] * clients,
+            "linear, 0.1 to 1.9 of the mean": [round(mean * part) for part in spread],
+            "one takes half of all": [mean * clients // 2 // (clients - 1)] * (clients - 1) + [mean * clients // 2],
+        }
+        taken = {law: float("inf") for law in laws}  # fmt: skip
+        for round_ in range(2 if settings.quick else 6):
+            for law, steps in laws.items():
+                jobs = [Begun(client, 0, 0, count) for client, count in enumerate(steps)]
+                if round_ == 0:
+                    warm_up(partial(engine.solve, jobs), device, 0.5 if device.type == "cuda" else 2.0)
+                taken[law] = min(taken[law], work.seconds(partial(engine.solve, jobs), device) / sum(steps))
+        for law, steps in laws.items():
+            rows.append({
+                "model": name, "steps": law, "largest / mean": max(steps) * clients / sum(steps),
+                "seconds per client-step": taken[law], "cost over equal": taken[law] / taken["equal"],
+            })  # fmt: skip
     return rows
 
 
@@ -283,6 +313,7 @@ def elsewhere(command: str) -> dict[str, Any]:
 
 ITEMS: dict[str, Callable[[Settings], Rows]] = {
     "waves": waves,
+    "unequal": unequal,
     "asynchronous": asynchronous,
     "schedule": schedule,
     "attainable": attainable,

@@ -189,6 +189,8 @@ class LocalEngine:
             result.bad = bad
             if horizon.consumed(result.begun[:2]):
                 self.results[result.begun[:2]] = result
+        while horizon.lost:
+            self.results.pop(horizon.lost.pop(), None)
         return None
 
     def remember(self, jobs: list[Begun], updates: Update) -> None:

@@ -20,6 +20,7 @@ from offbeat.keys import fold, key, uniform
 from offbeat.options import fits, option_problems
 
 Mode = Literal["fixed", "random"]
+MOST = 2**31 - 1  # steps in a job: what a trace can hold
 StepSpec: TypeAlias = int | Sequence[int] | Mapping[str, Any]
 
 
@@ -67,7 +68,7 @@ class Drawn:
 
 def whole(values: Array) -> Any:
     """The nearest whole numbers, none below 1."""
-    return np.maximum(np.rint(values), 1).astype(np.int64)
+    return np.clip(np.rint(values), 1, MOST).astype(np.int64)
 
 
 # ---- laws that draw: options -> quantile function -----------------------------------------------
@@ -79,14 +80,15 @@ def constant(value: int) -> Callable[[Array], Array]:
 
 def gaussian(mean: float, variance: float) -> Callable[[Array], Array]:
     """Normal with this mean and variance, rounded; what falls below 1 is 1 (the FedaGrac paper's law)."""
-    refuse(few("mean", mean) + wrong("local_steps: variance", variance))
+    found = few("mean", mean) + wrong("local_steps: variance", variance)
+    refuse(found or few("the root of variance", 1.0 + math.sqrt(variance)))
     return lambda u: mean + math.sqrt(variance) * ndtri(u)
 
 
 def uniform_steps(low: int, high: int) -> Callable[[Array], Array]:
     """Each whole number from `low` to `high` is as likely as any other."""
     refuse(few("low", low) or ordered(low, high))
-    return lambda u: np.floor(low + (high - low + 1) * u)
+    return lambda u: np.minimum(np.floor(low + (high - low + 1) * u), high)
 
 
 # ---- laws of the whole fleet: (seconds per step, seed, options) -> a number per client ----------
@@ -113,6 +115,7 @@ def deadline(step_seconds: Array, seed: int, seconds: float) -> Array:
     with np.errstate(divide="ignore"):
         steps = np.floor(seconds / step_seconds + 1e-9)
     for bad, reason in ((np.isinf(steps), "takes no time at all for a step, so no deadline bounds its steps"),
+                        (steps > MOST, f"takes more than {MOST:,} steps in {seconds} s; give an earlier deadline"),
                         (steps < 1, f"does not finish one step in {seconds} s; give a later deadline")):  # fmt: skip
         if bad.any():
             client = int(np.argmax(bad))
@@ -122,7 +125,7 @@ def deadline(step_seconds: Array, seed: int, seconds: float) -> Array:
 
 def given(step_seconds: Array, seed: int, values: list[int]) -> Array:
     """These numbers, one for each client."""
-    if not all(fits(value, int) for value in values):
+    if not all(fits(value, int) and value <= MOST for value in values):
         refuse([f"local_steps: values = {values!r:.60}; give a list of whole numbers"])
     return np.array(values, dtype=np.float64)
 
@@ -158,7 +161,9 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
             [f'local_steps = {spec!r}; give a number, a list, or a table like {{law = "uniform", low = 1, high = 9}}']
         )
     law, mode = table.pop("law", None), table.pop("mode", "fixed")
-    if law not in STEP_LAWS:
+    if law is None:
+        raise ConfigError([f"local_steps: the table has no key 'law'; known laws: {', '.join(STEP_LAWS)}"])
+    if not isinstance(law, str) or law not in STEP_LAWS:
         raise ConfigError([unknown("law of local_steps", str(law), STEP_LAWS)])
     where = f"local_steps (law '{law}')"
     found = option_problems(where, STEP_LAWS[law], table, ("step_seconds", "seed"))
@@ -169,7 +174,7 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
     refuse(found)
     if law in WHOLE:
         steps = WHOLE[law](np.asarray(step_seconds), seed, **table)
-        return Fixed(tuple(np.rint(steps).astype(np.int64).tolist()))
+        return Fixed(tuple(np.rint(np.minimum(steps, MOST)).astype(np.int64).tolist()))
     quantile = DRAWN[law](**table)
     if mode == "random":
         return Drawn(quantile, seed)
@@ -179,12 +184,13 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
 
 def few(name: str, steps: float) -> list[str]:
     """The sentence on a number of steps that makes no job."""
-    good = math.isfinite(steps) and steps >= 1
-    return [] if good else [f"local_steps: {name} = {steps}; a job needs at least 1 step"]
+    if steps <= MOST:
+        return [] if steps >= 1 else [f"local_steps: {name} = {steps}; a job needs at least 1 step"]
+    return [f"local_steps: {name} = {steps}; a job takes at most {MOST:,} steps"]
 
 
 def ordered(low: int, high: int) -> list[str]:
-    return [f"local_steps: low = {low} is above high = {high}; swap them"] if low > high else []
+    return [f"local_steps: low = {low} is above high = {high}; swap them"] if low > high else few("high", high)
 
 
 def refuse(found: list[str]) -> None:

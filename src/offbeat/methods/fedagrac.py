@@ -75,23 +75,22 @@ def fedagrac(
             updates["mean"] = kept["kept nu_i"]
         sent = torch.where(sends_first(cohort)[:, None], updates["first"], updates["mean"])
         nu = mean @ sent  # 23
-        if n is not None:
+        if not everyone:
             nu = w["nu"] + share.part(cohort) * (mean @ (sent - updates["kept sent"]))
             kept["kept sent"] = sent
         return {"model": w["model"] - mean @ updates["delta"], "nu": nu, **kept}  # 20
 
     policy = covered("fedagrac", Rounds(local_steps, n), when, experimental)
-    if saving and policy.kind != "rounds":
-        raise ConfigError(
-            [f"saving needs rounds: under '{policy.kind}' the server has no longer the nu of a job's start"]
-        )
+    everyone = policy == Rounds(getattr(policy, "steps", None))
+    if saving and policy != Rounds(getattr(policy, "steps", None), getattr(policy, "size", None)):
+        raise ConfigError(["saving needs rounds that wait for all their updates; leave out `when`"])
     sends = ("delta", "first") if saving else ("delta", "first", "mean")
     steps = Local(begin, corrected_step, finish, lr, sends, remembers=("nu_i",), calibration=lam,
                   mark=lambda path, job: path._replace(early=path.y),
                   pause="epoch" if first == "epoch" else "first")  # fmt: skip
     rule = Rule(
         steps, commit, server.beside("nu"), ("model", "nu"), share=share.of, clients=share.clients, up=2,
-        keeps=("kept nu_i",) * saving + ("kept sent",) * (n is not None),
+        keeps=("kept nu_i",) * saving + ("kept sent",) * (not everyone), lossless=saving,
         prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None,
         uplink=(lambda cohort: 1 + sends_first(cohort).double()) if saving else None,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def fedlin(
         return path._replace(y=y, total=path.total + g)
 
     def finish(given: State, path: Path, job: Job) -> Update:
-        asked = job.lr == 0  # for a gradient
+        asked = job.calibration == 0  # for a gradient
         mean = path.total / job.steps
         update = torch.where(asked, mean, given["model"] - path.y)
         return {"update": update, "g_i": torch.where(asked, mean, given["g_i"])}
@@ -62,7 +62,13 @@ def fedlin(
 
     policy = covered("fedlin", Rounds(local_steps, n, probes=probes), when, experimental)
     steps = Local(
-        begin, step, finish, lambda version: at(version // 2) if version % 2 else 0.0, ("update",), remembers=("g_i",)
+        begin,
+        step,
+        finish,
+        lambda version: at(version // 2) if version % 2 else 0.0,
+        ("update",),
+        remembers=("g_i",),
+        calibration=lambda version: version % 2,
     )
     return Method(
         "fedlin", policy, Rule(steps, commit, server.beside("g"), ("model", "g"), clients=share.clients, down=1)

@@ -51,7 +51,7 @@ def rate(given: Rate, name: str = "client_lr", zero: bool = False) -> Callable[[
     if isinstance(given, Mapping):
         options = dict(given)
         kind = options.pop("schedule", "constant")
-        if kind not in SCHEDULES:
+        if not isinstance(kind, str) or kind not in SCHEDULES:
             raise ConfigError([unknown("rate schedule", str(kind), SCHEDULES)])
         problems = option_problems(f"{name}: schedule '{kind}'", SCHEDULES[kind], options)
         if problems:
@@ -61,6 +61,8 @@ def rate(given: Rate, name: str = "client_lr", zero: bool = False) -> Callable[[
             for key in ("scale", "versions")
             if options.get(key, 1) <= 0
         ]
+        bad += [f"{name}: {key} = {options[key]}; it must not be negative" for key in ("factor", "floor")
+                if options.get(key, 0) < 0]  # fmt: skip
         if not all(fits(v, int) for v in options.get("at", [])):
             bad.append(f"{name}: at = {options['at']}; it must be a list of versions")
         if kind == "stages" and len(options["values"]) != len(options["at"]) + 1:

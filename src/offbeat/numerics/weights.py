@@ -30,7 +30,7 @@ class Shares:
     def of(self, cohort: Cohort) -> Tensor:
         """Each update's part of the cohort; they sum to one."""
         weights, _ = self.weights(cohort)
-        return weights / weights.sum()
+        return weights / weights.sum().clamp(min=1e-30)  # a cohort without weight moves nothing
 
     def part(self, cohort: Cohort) -> Tensor:
         """The cohort's part of the whole fleet: one when all take part."""

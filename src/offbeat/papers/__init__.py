@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.papers import dlsgd, fedagrac, fedbuff
+from offbeat.papers import dlsgd, fedagrac, fedbuff, inconsistency
 from offbeat.papers.recipe import Made, Settings
 
 PAPERS: dict[str, Callable[[Settings], Made]] = {
@@ -12,6 +12,7 @@ PAPERS: dict[str, Callable[[Settings], Made]] = {
     "dlsgd-fig3": dlsgd.fig3,
     "dlsgd-fig6": dlsgd.fig6,
     "dlsgd-table2": dlsgd.table2,
+    "fedagrac-a9a": inconsistency.gap,
     "fedagrac-fig1": fedagrac.fig1,
     "fedagrac-fig2": fedagrac.fig2,
     "fedagrac-fig3": fedagrac.fig3,

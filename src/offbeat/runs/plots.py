@@ -93,6 +93,18 @@ def points(series: Mapping[str, Mapping[str, float]], path: Path, x: str, y: str
     return save(figure, path)
 
 
+def falling(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, x: str, y: str, title: str = "") -> Path:
+    """Quantities that fall over powers of ten, one curve each."""
+    figure, axis = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    for number, (label, points) in enumerate(curves.items()):
+        axis.semilogy(*zip(*points, strict=True), color=COLOURS[number % len(COLOURS)], lw=1.8, label=label)
+    axis.set(xlabel=x, ylabel=y, title=title)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    return save(figure, path)
+
+
 def heat_maps(
     maps: Mapping[str, Mapping[tuple[str, str], float]], path: Path, names: tuple[str, str], title: str = ""
 ) -> Path:

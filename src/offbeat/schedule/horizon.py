@@ -51,8 +51,9 @@ class Horizon:
         self.until = until  # commits after this time are not made
         self.late = False  # such a commit was seen
         self.memory = memory  # finished jobs move their client's memory: each is wanted, and they go in order
-        self.unused: set[JobName] = set()  # wanted for the memory alone
-        self.finished: set[JobName] = set()  # where that matters: computed by their clients, not yet consumed
+        self.pending: set[JobName] = set()  # wanted for that, and whether a commit takes them is not known yet
+        self.unused: set[JobName] = set()  # wanted for that alone
+        self.lost: list[JobName] = []  # computed before it was known that no commit takes them
         self.found = 0
         self.steps: deque[Step] = deque()
         self.begun: dict[JobName, Begun] = {}  # not yet consumed, as far as the window knows
@@ -101,23 +102,23 @@ class Horizon:
                 ordered.setdefault(record.client, []).append(record.version)
                 held[record.version] += 1
             elif type(record) is Overwritten:
-                lost = begun.pop(record[:2], None)
-                if lost is not None and record[:2] in self.finished:
-                    self.finished.discard(record[:2])
-                    self.wanted[record[:2]] = lost
-                    self.unused.add(record[:2])
-                elif lost is not None:
+                job = record[:2]
+                if job in self.pending:
+                    self.pending.discard(job)
+                    self.unused.add(job) if job in self.wanted else self.lost.append(job)
+                elif (lost := begun.pop(job, None)) is not None:
                     self.release(lost.version)
             elif type(record) is Finished:
-                if self.memory:
-                    self.finished.add(record[:2])
+                if self.memory:  # in the order of finishing, which is the order of a client's jobs
+                    self.wanted[record[:2]] = begun.pop(record[:2])
+                    self.pending.add(record[:2])
             elif type(record) is Drop or type(record) is Left:
                 self.deliver(record.client, sys.maxsize)
             elif type(record) is Commit:
                 for job in record.jobs:
+                    self.pending.discard(job)
                     if job in begun:
                         self.wanted[job] = begun.pop(job)
-                        self.finished.discard(job)
                 self.found += 1
                 self.queued += len(record.jobs)
                 self.steps.append(Step(row[0], record, rows))

@@ -99,14 +99,15 @@ def fedagrac_cnn(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.
     )
 
 
-def alexnet(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5) -> nn.Sequential:
+def alexnet(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5, augment: bool = False) -> nn.Sequential:
     """AlexNet for small images, as in the FedaGrac experiments (Table 4): five convolutions, then 2048 twice.
 
-    7,212,874 parameters on 3x32x32 with 10 outputs.
+    7,212,874 parameters on 3x32x32 with 10 outputs. With `augment` it trains on random crops and mirror images.
     """
     channels, height, width = _images("alexnet", input_shape, 29)
     left = [((side - 1) // 4 + 1) // 8 for side in (height, width)]
     return nn.Sequential(
+        *_augmentation(augment),
         nn.Conv2d(channels, 64, 11, stride=4, padding=5),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -125,14 +126,15 @@ def alexnet(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5) ->
     )
 
 
-def vgg19(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5) -> nn.Sequential:
+def vgg19(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5, augment: bool = False) -> nn.Sequential:
     """VGG-19 for small images, as in the FedaGrac experiments (Table 5): 16 convolutions, then 512 twice.
 
     20,554,826 parameters on 3x32x32 with 10 outputs. There is no normalisation, and with PyTorch's default weights the
-    signal would fade in so many layers: the convolutions begin He-normal, with biases of 0.
+    signal would fade in so many layers: the convolutions begin He-normal, with biases of 0. With `augment` it trains on
+    random crops and mirror images.
     """
     channels, height, width = _images("vgg19", input_shape, 32)
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = _augmentation(augment)
     for filters, times in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         for _ in range(times):
             convolution = nn.Conv2d(channels, filters, 3, padding=1)
@@ -150,6 +152,33 @@ def _dense(inputs: int, hidden: int, outputs: int, dropout: float) -> list[nn.Mo
     first = [nn.Dropout(dropout), nn.Linear(inputs, hidden), nn.ReLU()]
     second = [nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()]
     return [*first, *second, nn.Linear(hidden, outputs)]
+
+
+def _augmentation(wanted: bool) -> list[nn.Module]:
+    return [CropFlip()] if wanted else []
+
+
+class CropFlip(nn.Module):
+    """A random crop after padding by 4 pixels, and a mirror image for every other one; while training only.
+
+    Its draws are keyed like those of dropout, because they are made of them.
+    """
+
+    PAD, BITS = 4, 6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        b, c, h, w = x.shape
+        bits = (nn.functional.dropout(x.new_ones(b, 2 * self.BITS + 1), 0.5) > 0).long()
+        digits = bits[:, 1:].reshape(b, 2, self.BITS) << torch.arange(self.BITS, device=x.device)
+        down, right = ((digits.sum(2) * (2 * self.PAD + 1)) >> self.BITS).unbind(1)  # 0 .. 2 PAD, nearly alike
+        across = torch.arange(w, device=x.device)[None]
+        across = torch.where(bits[:, :1] == 1, w - 1 - across, across) + right[:, None]
+        along = torch.arange(h, device=x.device)[None] + down[:, None]
+        wide = nn.functional.pad(x, (self.PAD,) * 4)
+        lines = wide.gather(2, along[:, None, :, None].expand(b, c, h, w + 2 * self.PAD))
+        return lines.gather(3, across[:, None, None].expand(b, c, h, w))
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
