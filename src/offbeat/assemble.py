@@ -157,12 +157,7 @@ def build(experiment: Experiment) -> Built:
             problems += made["method"].when.problems(task.clients)
             problems += step_problems(experiment, made["method"], made.get("fleet"))
             if "device" in made and not problems:
-                problems += memory_problems(experiment, made["method"], task, made["device"])
-                if made["method"].what.lossless and made["fleet"].presence is not None:
-                    problems.append(
-                        f"{made['method'].name}: saving needs every finished update, but clients of this fleet leave "
-                        "with theirs; take a fleet whose clients stay, or saving = false"
-                    )
+                problems += rule_problems(experiment, made["method"], task, made["fleet"], made["device"])
     elif not isinstance(experiment.fleet, Fleet):
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
@@ -184,12 +179,17 @@ def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -
     ]
 
 
-def memory_problems(experiment: Experiment, method: Method, task: Task, device: torch.device) -> list[str]:
-    """What there is of each client must have room, and weights must be as many as clients."""
+def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
+    """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
     found = []
     if rule.clients not in (None, clients):
         found.append(f"{method.name}: weights of {rule.clients} clients for a task of {clients}; give one for each")
+    if rule.lossless and fleet.presence is not None:
+        found.append(
+            f"{method.name}: saving needs every finished update, but clients of this fleet leave with theirs; take a "
+            "fleet whose clients stay, or saving = false"
+        )
     if rule.personal:
         numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
         size = len(rule.personal) * clients * numbers * (8 if experiment.precision == "float64" else 4)

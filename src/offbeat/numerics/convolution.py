@@ -110,39 +110,6 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair
     return out.reshape(n, b, high, wide, -1).permute(0, 1, 4, 2, 3)
 
 
-def lines(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
-    """The same with patches in the order of the weights, which stay where they lie: for many weights, few patches."""
-    n, b = x.shape[:2]
-    sizes = zip(x.shape[3:], w.shape[3:], step, padding, strict=True)
-    high, wide = ((side + 2 * pad - k) // s + 1 for side, k, s, pad in sizes)
-    patches = functional.unfold(x.flatten(0, 1), (int(w.shape[3]), int(w.shape[4])), 1, padding, step)
-    rows = patches.transpose(1, 2).reshape(n, b * high * wide, -1)
-    out: Tensor = Lines.apply(rows, w, bias, places)  # type: ignore[no-untyped-call]
-    return out.reshape(n, b, high, wide, -1).permute(0, 1, 4, 2, 3)
-
-
-class Lines(torch.autograd.Function):
-    """`rows [n, m, p]`, weights `[n, f, c, kh, kw]` with p = c kh kw and `bias [n, f]` to `[n, m, f]`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, w: Tensor, bias: Tensor | None, places: Any) -> Tensor:
-        ctx.save_for_backward(rows, w, bias)
-        ctx.places = places
-        matrix = w.flatten(2).mT
-        return torch.bmm(rows, matrix) if bias is None else torch.baddbmm(bias[:, None], rows, matrix)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        rows, w, bias = ctx.saved_tensors
-        place, shift = (None if ctx.places is None else ctx.places.take(t) for t in (w, bias))
-        back = torch.bmm(g, w.flatten(2)) if ctx.needs_input_grad[0] else None
-        made = torch.bmm(g.mT, rows, out=None if place is None else place.flatten(2))
-        summed = None if bias is None else torch.sum(g, 1, out=shift)
-        return (
-            back, made.reshape(w.shape) if place is None else None, summed if shift is None else None, None,
-        )  # fmt: skip
-
-
 def grouped(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """The library's grouped convolution, a group for each client."""
     n, b = x.shape[:2]
@@ -177,9 +144,9 @@ def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, 
 def methods(device: str, dtype: torch.dtype) -> dict[str, Method]:
     """What can be used on a kind of device for a type of numbers."""
     if device != "cuda":
-        return {"product": product, "lines": lines, "each": each}
+        return {"product": product, "each": each}
     ours = find_spec("triton") is not None and dtype != torch.float64
-    return {"product": product, "lines": lines, "grouped": grouped} | ({"fused": fused} if ours else {})
+    return {"product": product, "grouped": grouped} | ({"fused": fused} if ours else {})
 
 
 def packed(w: Tensor) -> Tensor:
