@@ -59,3 +59,33 @@ def test_the_same_run_on_cpu_and_cuda() -> None:
     for name, value in one.model.items():
         assert torch.equal(value, two.model[name])  # same device, same waves, same bits
         assert torch.allclose(value, cpu.model[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["hl-sgd", "gossip-sgd", "async-hl-sgd"])
+def test_clusters_on_cpu_and_cuda(method: str) -> None:
+    """Blocks mix in full precision even where gradients are in tf32, and give the same bits twice."""
+    clusters = {"sizes": [20] if method == "gossip-sgd" else [3, 7, 5, 5], "graph": "ring"}
+    found = []
+    for device, precision in (("cpu", "float64"), ("cuda", "float64"), ("cuda", "tf32"), ("cuda", "tf32")):
+        found.append(run(Experiment(
+            method={"name": method, "local_steps": 6, "gossip_every": 2}, task=task("mlp"), device=device,
+            fleet={"name": "uniform", "clusters": clusters}, precision=precision, until={"commits": 6},
+        )))  # fmt: skip
+    cpu, exact, one, two = found
+    assert cpu.virtual_seconds == exact.virtual_seconds == one.virtual_seconds
+    for name, value in one.model.items():
+        assert torch.equal(value, two.model[name])
+        assert torch.allclose(cpu.model[name], exact.model[name], rtol=0, atol=1e-9)
+        assert torch.allclose(exact.model[name].float(), value.float(), rtol=0, atol=1e-2)
+
+
+def test_overlapping_pools_give_the_same_bits_twice() -> None:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((400, 3, 32, 32), dtype=np.float32))
+    shards = [np.arange(20 * i, 20 * (i + 1)) for i in range(20)]
+    model = build_model("fedavg-cifar-cnn", (3, 32, 32), 10, 0)
+    images = Task(model, functional.cross_entropy, (x, torch.arange(400) % 10), shards, batch_size=10)
+    runs = [run(Experiment(method={"name": "local-sgd", "local_steps": 12}, task=images, fleet="uniform", device="cuda",
+                           precision="tf32", until={"commits": 6})) for _ in range(2)]  # fmt: skip
+    for name, value in runs[0].model.items():
+        assert torch.equal(value, runs[1].model[name])

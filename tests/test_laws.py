@@ -11,20 +11,21 @@ import torch
 
 from offbeat import METHODS
 from offbeat.assemble import build_method
-from offbeat.engines.local import LocalEngine
 from offbeat.keys import generator
 from offbeat.method import Cohort
 from offbeat.records import Begun, Commit
 from offbeat.runs.store import read_trace, write_trace
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
+from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.trace import Replay
 from offbeat.tasks.quadratic import optimum, quadratic, random_quadratic
-from worlds import Times, final, play, quadratic_world, times
+from worlds import Times, engine_of, final, play, quadratic_world, times
 
 METHODS_UNDER_LAW: dict[str, dict[str, Any]] = {
     "minibatch-sgd": {"n": 4},
     "local-sgd": {"n": 4, "local_steps": 3, "weights": "size", "server_optimiser": {"name": "sgd", "momentum": 0.5}},
+    "async-hl-sgd": {"buffer_size": 2, "local_steps": 4, "gossip_every": 2, "p": 0.5, "server_lr": 0.8},
     "asysg": {"n": 3},
     "fedasync": {"local_steps": 3, "proximal": 0.1},
     "fedbuff": {"buffer_size": 3, "local_steps": 3, "staleness": "polynomial", "server_optimiser": "adam"},
@@ -37,10 +38,20 @@ METHODS_UNDER_LAW: dict[str, dict[str, Any]] = {
     "fedlin": {"n": 5, "probes": 2},
     "fednova": {"n": 4, "momentum": 0.5, "proximal": 0.1},
     "fedprox": {"n": 4, "local_steps": 3, "proximal": 0.2},
+    "gossip-pga": {"local_steps": 5, "gossip_rounds": 2},
+    "gossip-sgd": {"local_steps": 3},
+    "hierarchical-local-sgd": {"local_steps": 4, "gossip_every": 2, "weights": "size"},
+    "hl-sgd": {"local_steps": 5, "gossip_every": 2, "p": 0.5, "client_options": {"momentum": 0.5}},
     "scaffold": {"n": 4, "option": "I", "server_lr": 0.8},
 }
 every_method = pytest.mark.parametrize("name", sorted(METHODS_UNDER_LAW))
+HYBRID = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
 WORLD = times(8, steps=(3, 1, 4, 2, 6, 3, 5, 2))
+
+
+def world(name: str) -> Any:
+    """Eight clients, or eight clusters of 1 to 7."""
+    return quadratic_world(24 if isinstance(build_method(method(name)).when, Hybrid) else 8)
 
 
 def method(name: str, **options: Any) -> dict[str, Any]:
@@ -53,7 +64,7 @@ def test_every_method_is_under_law() -> None:
 
 @every_method
 def test_waves_equal_the_slow_twin(name: str) -> None:
-    task = quadratic_world()
+    task = world(name)
     wave = final(method(name), task, WORLD)
     assert torch.allclose(wave, final(method(name), task, WORLD, mode="twin"), rtol=0, atol=1e-12)
     assert not torch.allclose(wave, torch.ones_like(wave))
@@ -62,9 +73,9 @@ def test_waves_equal_the_slow_twin(name: str) -> None:
 @every_method
 def test_how_jobs_are_cut_into_waves_does_not_matter(name: str) -> None:
     made = build_method(method(name))
-    whole, _ = play(made, quadratic_world(), WORLD)
+    whole, _ = play(made, world(name), WORLD)
     for limit in (1, 2, 3):
-        engine, _ = play_limited(made, limit)
+        engine, _ = play_limited(made, world(name), limit)
         assert torch.allclose(whole.server["model"], engine.server["model"], rtol=0, atol=1e-12)
         assert engine.waves >= whole.waves
 
@@ -73,8 +84,8 @@ def horizon(made: Any, driver: Any) -> Horizon:
     return Horizon(driver, 256, 30, memory=bool(made.what.local.remembers))
 
 
-def play_limited(made: Any, limit: int) -> Any:
-    engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+def play_limited(made: Any, task: Any, limit: int) -> Any:
+    engine = engine_of(made, task, WORLD)
     engine.limit = limit
     clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
     return engine, list(engine.commits(horizon(made, clock)))
@@ -84,29 +95,32 @@ def play_limited(made: Any, limit: int) -> Any:
 def test_order_of_updates_in_a_commit_does_not_matter(name: str) -> None:
     """FedAsync is left out: it mixes one update after the other, and its buffer holds one."""
     made = build_method(method(name))
-    engine, _ = play(made, quadratic_world(), WORLD, commits=5)
+    engine, _ = play(made, world(name), WORLD, commits=5)
     rng = torch.Generator().manual_seed(0)
     vectors = (*made.what.local.sends, *made.what.keeps)
     updates = {key: torch.randn(4, 4, generator=rng, dtype=torch.float64) for key in vectors}
     updates |= {key: torch.rand(4, generator=rng, dtype=torch.float64) for key in made.what.local.tells}
-    columns = [torch.rand(4, generator=rng, dtype=torch.float64) for _ in range(3)] + [torch.arange(4)]
+    columns = [torch.rand(4, generator=rng, dtype=torch.float64) for _ in range(3)]
+    columns += [torch.arange(4), torch.tensor([1.0, 2.0, 1.0, 3.0], dtype=torch.float64)]
     back = [3, 1, 0, 2]
     mixed = {key: u[back] for key, u in updates.items()}
-    there = made.what.commit(engine.server, updates, Cohort(*columns, 5, 8, 48))
-    again = made.what.commit(engine.server, mixed, Cohort(*(c[back] for c in columns), 5, 8, 48))
+    there = made.what.commit(engine.server, updates, Cohort(*columns, 5, 8, 48, 8))
+    again = made.what.commit(engine.server, mixed, Cohort(*(c[back] for c in columns), 5, 8, 48, 8))
     assert torch.allclose(there["model"], again["model"], atol=1e-12)
 
 
 @every_method
 def test_numbers_of_clients_do_not_matter_to_a_wave(name: str) -> None:
     """Jobs keep their updates when they stand in another order beside others."""
-    engine, _ = play(method(name), quadratic_world(), WORLD, commits=1)
+    engine, _ = play(method(name), world(name), WORLD, commits=1)
     jobs = [Begun(client, client % 2, 1, 1 + client % 4) for client in range(6)]
     plain = engine.solve(jobs)
     order = [4, 0, 5, 2]
     mixed = engine.solve([jobs[i] for i in order])
+    row = {job[:2]: place for place, job in enumerate(engine.rows(jobs))}
+    rows = [row[job[:2]] for job in engine.rows([jobs[i] for i in order])]
     for key, update in plain.updates.items():
-        assert torch.allclose(update[order], mixed.updates[key], rtol=0, atol=1e-12)
+        assert torch.allclose(update[rows], mixed.updates[key], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS_UNDER_LAW) - {"fedagrac-first", "fedagrac-reverse"}))
@@ -122,9 +136,15 @@ def test_one_client_is_plain_sgd(name: str) -> None:
         options = {"server_lr": 0.1}
     if name == "fedasync":
         options |= {"alpha": 1.0}
+    elif name in HYBRID:
+        options |= {"staleness": "constant"} if name == "async-hl-sgd" else {}
     elif name in ("local-sgd", "dlsgd-homo", "dlsgd-hetero"):
         options |= {"server_lr": 1.0}
-    options |= {"fedbuff": {"buffer_size": 1}, "fedasync": {}, "fedprox": {"proximal": 0.0}}.get(name, {"n": 1})
+    sizes = {other: {} for other in (*HYBRID, "fedasync")} | {
+        "fedbuff": {"buffer_size": 1},
+        "fedprox": {"proximal": 0.0},
+    }
+    options |= sizes.get(name, {"n": 1})
     if name == "fedlin":
         options["client_lr"] = 0.4  # its rate is for all steps of a round together
     w = np.ones(3)
@@ -161,11 +181,11 @@ def test_same_seed_same_trace_bytes_and_replay(name: str, tmp_path: Any) -> None
 def test_replay_of_a_trace_gives_the_same_bits(name: str) -> None:
     made = build_method(method(name))
     clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
-    engine, done = play(made, quadratic_world(), WORLD)
+    engine, done = play(made, world(name), WORLD)
     rows = [row for commit in done for row in commit.step.rows]
     assert rows == [row for _, row in zip(rows, clock, strict=False)]
-    again, _ = play(made, quadratic_world(), WORLD)
-    replayed = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    again, _ = play(made, world(name), WORLD)
+    replayed = engine_of(made, world(name), WORLD)
     driver = Replay(rows, made.when, 8, generator(0, "policy"))
     assert len(list(replayed.commits(horizon(made, driver)))) == 30
     assert torch.equal(replayed.server["model"], engine.server["model"])

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from offbeat.assemble import build_method
+from offbeat.engines.local import LocalEngine
 from offbeat.errors import ConfigError
-from offbeat.tasks.models import MODELS, build
+from offbeat.records import Begun
+from offbeat.tasks.models import MODELS, CentreCrop, build
+from offbeat.tasks.task import Task
 
 
 def parameters(model: nn.Module) -> int:
@@ -23,6 +30,10 @@ def parameters(model: nn.Module) -> int:
         ("alexnet", (3, 32, 32), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 526336 + 4196352 + 20490),
         ("alexnet", (3, 29, 61), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 2048 * 513 + 4196352 + 20490),
         ("vgg19", (3, 32, 32), 10, 38720 + 221440 + 2065408 + 8259584 + 9439232 + 262656 + 262656 + 5130),
+        ("fedavg-cifar-cnn", (3, 32, 32), 10, 4864 + 102464 + 885120 + 73920 + 1930),
+        ("fedavg-cifar-cnn", (1, 25, 40), 3, 64 * 26 + 102464 + 885120 + 73920 + 3 * 193),
+        ("leaf-femnist-cnn", (1, 28, 28), 62, 832 + 51264 + 6424576 + 127038),
+        ("leaf-femnist-cnn", (2, 4, 11), 3, 32 * 51 + 51264 + 2048 * 129 + 3 * 2049),
         ("logistic", (1, 8, 8), 10, 650),
         ("linear", (13,), 1, 14),
         ("mlp", (1, 8, 8), 10, 65 * 200 + 201 * 10),
@@ -98,6 +109,17 @@ def test_built_on_the_cpu_whatever_the_default_device():
         ("vgg19", (4,), 10, {}, "'vgg19' needs images .* of shape 4; take 'mlp'"),
         ("fedagrac-cnn", (1, 28, 28), 10, {"dropout": 1.0}, r"dropout is 1.0; give a number from 0 .* to below 1"),
         ("alexnet", (3, 32, 32), 10, {"dropout": -0.1}, "dropout is -0.1; give a number from 0"),
+        ("fedavg-cifar-cnn", (1, 20, 28), 10, {}, "crop is 24, but images are 20x28; give 20 at most, or none"),
+        ("fedavg-cifar-cnn", (3, 32, 32), 10, {"crop": 0}, "crop is 0; give a whole number of at least 1"),
+        ("fedavg-cifar-cnn", (3, 32, 32), 10, {"crop": 2.5}, "crop = 2.5; it must be a whole number or none"),
+        ("fedavg-cifar-cnn", (32, 32), 10, {}, "'fedavg-cifar-cnn' needs images .* of shape 32x32; take 'mlp'"),
+        (
+            "leaf-femnist-cnn",
+            (1, 28, 3),
+            62,
+            {},
+            "'leaf-femnist-cnn' needs images .* 4x4 pixels, .* 1x28x3; take 'mlp'",
+        ),
         ("vgg19", (3, 32, 32), 10, {"dropout": "a"}, "model 'vgg19': dropout = 'a'; it must be a number"),
     ],
 )
@@ -197,3 +219,79 @@ def test_the_signal_does_not_fade_in_vgg19() -> None:
     nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
     slopes = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None and p.dim() > 1]
     assert min(slopes) > 0.01 * max(slopes)
+
+
+# ---- the networks of FedAvg and of LEAF ---------------------------------------------------------
+def test_the_cifar_network_of_fedavg_has_about_a_million_parameters() -> None:
+    assert parameters(build("fedavg-cifar-cnn", (3, 32, 32), 10, seed=0)) == 1_068_298
+    assert parameters(build("fedavg-cifar-cnn", (3, 24, 24), 10, seed=0, crop=None)) == 1_068_298
+    assert parameters(build("fedavg-cifar-cnn", (3, 32, 32), 10, seed=0, crop=None)) == 1_756_426
+
+
+def test_the_femnist_network_of_leaf_has_its_parameters() -> None:
+    assert parameters(build("leaf-femnist-cnn", (1, 28, 28), 62, seed=0)) == 6_603_710
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "rows"),
+    [
+        (
+            "fedavg-cifar-cnn", (3, 32, 32), 10,
+            [("CentreCrop", 3, 24, 24), ("Conv2d", 64, 24, 24), ("MaxPool2d", 64, 12, 12), ("Conv2d", 64, 12, 12),
+             ("MaxPool2d", 64, 6, 6), ("Flatten", 2304), ("Linear", 384), ("Linear", 192), ("Linear", 10)],
+        ),
+        (
+            "leaf-femnist-cnn", (1, 28, 28), 62,
+            [("Conv2d", 32, 28, 28), ("MaxPool2d", 32, 14, 14), ("Conv2d", 64, 14, 14), ("MaxPool2d", 64, 7, 7),
+             ("Flatten", 3136), ("Linear", 2048), ("Linear", 62)],
+        ),
+    ],
+)  # fmt: skip
+def test_layers_of_the_networks_of_fedavg_and_leaf(name: str, shape: Any, outputs: int, rows: Any) -> None:
+    shapes, x = [], torch.zeros(1, *shape)
+    for layer in build(name, shape, outputs, seed=0).children():
+        x = layer(x)
+        shapes.append((type(layer).__name__, *x.shape[1:]))
+    assert [row for row in shapes if row[0] != "ReLU"] == rows
+
+
+@pytest.mark.parametrize("crop", [1, 5, 22, None])
+def test_crops_of_any_side(crop: int | None) -> None:
+    model = build("fedavg-cifar-cnn", (2, 23, 22), 3, seed=0, crop=crop)
+    assert model(torch.zeros(2, 2, 23, 22)).shape == (2, 3)
+
+
+def test_a_centre_crop_is_of_the_middle() -> None:
+    x = torch.arange(2.0 * 6 * 7).reshape(1, 2, 6, 7)
+    assert torch.equal(CentreCrop(4)(x), x[:, :, 1:5, 1:5])
+    model = build("fedavg-cifar-cnn", (3, 32, 32), 10, seed=0)
+    x = torch.randn(2, 3, 32, 32)
+    edge = x.clone()
+    edge[:, :, :4] = edge[:, :, -4:] = edge[:, :, :, :4] = edge[:, :, :, -4:] = 9.0
+    assert torch.equal(model(x), model(edge))
+    edge[:, :, 4, 4] = 9.0
+    assert not torch.equal(model(x), model(edge))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("fedavg-cifar-cnn", (3, 14, 15), {"crop": 12}),
+        ("fedavg-cifar-cnn", (3, 9, 10), {"crop": None}),
+        ("leaf-femnist-cnn", (1, 8, 8), {}),
+    ],
+)
+def test_a_wave_of_these_networks_equals_the_twin(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(18, *shape, dtype=torch.float64), torch.randint(5, (18,))
+    shards = [range(6), range(6, 8), range(8, 18)]
+    task = Task(build(name, shape, 5, 0, **options), functional.cross_entropy, (x, y), shards, batch_size=4)
+    method = build_method({"name": "local-sgd", "local_steps": 3, "client_lr": 0.1})
+    jobs = [Begun(client, client, 0, 3) for client in range(3)]
+    wave, twin = (
+        LocalEngine(method, task, 0, torch.device("cpu"), "float64", mode).solve(jobs).updates["delta"]
+        for mode in ("wave", "twin")
+    )
+    assert wave.shape == (3, parameters(task.model))
+    assert (wave.norm(dim=1) > 0.01).all()
+    assert torch.allclose(wave, twin, rtol=0, atol=1e-13)

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from offbeat import clusters as clustering
 from offbeat.assemble import build_method
 from offbeat.engines.local import Done, LocalEngine
+from offbeat.fleets.make import build
 from offbeat.keys import generator
 from offbeat.method import Method
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.horizon import Horizon
+from offbeat.schedule.hybrid import Hybrid
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from offbeat.tasks.task import Task
 
@@ -71,12 +74,27 @@ def quadratic_world(clients: int = 8, dimension: int = 4, noise: float = 0.5, sa
     return quadratic(matrices, linear, np.ones(dimension), noise, samples, seed=1)
 
 
+def engine_of(
+    made: Method, task: Task, durations: Any, mode: Any = "wave", seed: int = 0, clusters: Any = None
+) -> LocalEngine:
+    """An engine in float64 on the CPU. Under a hybrid policy those whose times are given are clusters: rings of the
+    task's clients, of unequal sizes where the clients allow it, or as `clusters` says."""
+    blocks = None
+    if isinstance(made.when, Hybrid):
+        ends = np.sort(np.random.default_rng(5).permutation(np.arange(1, task.clients))[: durations.clients - 1])
+        sizes = np.diff([0, *ends, task.clients]).tolist()
+        fleet = build("equal", task.clients, clusters=clusters or {"sizes": sizes})
+        blocks = clustering.blocks(fleet, made.when, seed)
+    return LocalEngine(made, task, seed, torch.device("cpu"), "float64", mode, blocks=blocks)
+
+
 def play(
-    method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, mode: Any = "wave", seed: int = 0
-) -> tuple[LocalEngine, list[Done]]:
+    method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, mode: Any = "wave", seed: int = 0,
+    clusters: Any = None,
+) -> tuple[LocalEngine, list[Done]]:  # fmt: skip
     """Run a method in float64 on the CPU and give back the engine and its commits."""
     made = method if isinstance(method, Method) else build_method(method)
-    engine = LocalEngine(made, task, seed, torch.device("cpu"), "float64", mode)
+    engine = engine_of(made, task, durations, mode, seed, clusters)
     clock = VirtualClock(made.when, durations, generator(seed, "policy"))
     return engine, list(engine.commits(Horizon(clock, 256, commits, memory=bool(made.what.local.remembers))))
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from offbeat import clusters
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
 from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
 from offbeat.engines.memory import Choice, chosen_place
 from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
@@ -27,6 +29,7 @@ from offbeat.runs.loop import Evaluate
 from offbeat.runs.target import limit_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
+from offbeat.schedule.hybrid import Hybrid
 from offbeat.tasks.make import TASKS, build_task
 from offbeat.tasks.task import Task
 
@@ -47,12 +50,25 @@ class Built:
         own = sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
         return self.fleet.payload_bytes or float(own * (8 if self.experiment.precision == "float64" else 4))
 
+    @property
+    def hybrid(self) -> Hybrid | None:
+        """The policy, where clusters stand in the place of clients."""
+        return self.method.when if isinstance(self.method.when, Hybrid) else None
+
+    @property
+    def units(self) -> int:
+        """Whom the schedule speaks of: clients, or clusters."""
+        return units(self.task, self.method.when, self.fleet)
+
     def account(self, engine: LocalEngine) -> Account:
         rule, one = self.method.what, self.vector_bytes
         size, batch = engine.problem.samples.sizes, self.task.batch_size
         each = size if batch is None else [batch] * len(size)
+        crowd = clusters.crowd(self.fleet, self.hybrid, self.experiment.seed, one) if self.hybrid else None
+        if crowd is not None:
+            each = [sum(each[device] for device in devices) for devices in crowd.members]
         down, up = (vectors * one for vectors in rule.traffic)
-        account = Account(self.task.clients, each, down, up, not self.method.when.overlaps)
+        account = Account(self.task.clients, each, down, up, not self.method.when.overlaps, crowd=crowd)
         if rule.local.looks:
             account.looked = size
         if rule.uplink is not None:
@@ -65,9 +81,10 @@ class Built:
     def uplink(self, clients: Sequence[int], steps: Sequence[int]) -> list[float]:
         """How many vectors each update of a cohort brings."""
         sizes = [len(shard) for shard in self.task.shards]
-        numbers = torch.tensor([[0] * len(steps), steps, [sizes[c] for c in clients]], dtype=torch.float64)
-        columns = (numbers[0], numbers[1], numbers[2], torch.tensor(clients))
-        cohort = Cohort(*columns, 0, len(sizes), sum(sizes))
+        one = [1] * len(steps)
+        numbers = torch.tensor([[0] * len(steps), steps, [sizes[c] for c in clients], one], dtype=torch.float64)
+        stale, taken, samples, devices = numbers
+        cohort = Cohort(stale, taken, samples, torch.tensor(clients), devices, 0, len(sizes), sum(sizes), len(sizes))
         found: list[float] = self.method.what.uplink(cohort).tolist() if self.method.what.uplink else []
         return found
 
@@ -82,15 +99,20 @@ class Built:
         if rule.local.looks:
             batch = self.task.batch_size
             looks = np.array([1 if batch is None else -(-len(shard) // batch) for shard in self.task.shards])
-        durations = self.fleet.durations(self.experiment.seed, down, up if each is None else each, looks)
-        return VirtualClock(self.method.when, durations, generator(self.experiment.seed, "policy"))
+        seed, policy = self.experiment.seed, self.method.when
+        fleet = clusters.sharing(self.fleet, policy)
+        durations = fleet.durations(seed, down, up if each is None else each, looks)
+        if isinstance(policy, Hybrid):
+            durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
+        return VirtualClock(policy, durations, generator(seed, "policy"))
 
     def engine(self) -> LocalEngine:
         e = self.experiment
         device = pick_device(e.device)
         return LocalEngine(
-            self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory
-        )
+            self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
+            blocks=clusters.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
+        )  # fmt: skip
 
     def horizon(self, driver: Driver) -> Horizon:
         until = self.experiment.until
@@ -108,25 +130,32 @@ def build_method(given: Any) -> Method:
         raise ConfigError([unknown("method", name, METHODS)])
     when = options.pop("when", None)
     problems = option_problems(name, METHODS[name], options, ("when",))
-    policy: Policy | None = None
-    if isinstance(when, str):
-        when = {"policy": when}
     if when is not None:
         idle = [name for name in options if name in SCHEDULE_OPTIONS]
         problems += [f"{name}: {key} has no effect with when; say it in when (size, steps, ...)" for key in idle]
-    if isinstance(when, Mapping):
-        kind = when.get("policy")
-        rest = {k: v for k, v in when.items() if k != "policy"}
-        if kind in POLICIES:
-            problems += option_problems(f"policy '{kind}'", POLICIES[kind], rest)
-            policy = None if problems else POLICIES[kind](**rest)
-        else:
-            problems.append(unknown("policy", str(kind), POLICIES))
-    else:
-        policy = when
+    policy = build_policy(when, problems)
     if problems:
         raise ConfigError(problems)
     return METHODS[name](**options, when=policy)
+
+
+def build_policy(when: Any, problems: list[str]) -> Policy | None:
+    """The policy that a config names; what is wrong with it goes into `problems`."""
+    given = {"policy": when} if isinstance(when, str) else when
+    if not isinstance(given, Mapping):
+        return given  # type: ignore[no-any-return]
+    kind, rest = given.get("policy"), {k: v for k, v in given.items() if k != "policy"}
+    if kind not in POLICIES:
+        problems.append(unknown("policy", str(kind), POLICIES))
+        return None
+    before = len(problems)
+    problems += option_problems(f"policy '{kind}'", POLICIES[kind], rest)
+    if "between" in rest:
+        rest["between"] = build_policy(rest["between"], problems)
+        if rest["between"] is None and len(problems) == before:
+            problems.append(f"policy '{kind}': between = none; it is the policy that conducts the clusters")
+    policy: Policy | None = POLICIES[kind](**rest) if len(problems) == before else None
+    return policy
 
 
 def build(experiment: Experiment) -> Built:
@@ -154,8 +183,11 @@ def build(experiment: Experiment) -> Built:
             problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
         attempt("fleet", lambda: make_fleet(experiment, task.clients))
         if "method" in made:
-            problems += made["method"].when.problems(task.clients)
-            problems += step_problems(experiment, made["method"], made.get("fleet"))
+            when, fleet = made["method"].when, made.get("fleet")
+            problems += when.problems(units(task, when, fleet))
+            problems += step_problems(experiment, made["method"], fleet)
+            if isinstance(when, Hybrid) and fleet is not None:
+                problems += clusters.problems(made["method"], fleet)
             if "device" in made and not problems:
                 problems += rule_problems(experiment, made["method"], task, made["fleet"], made["device"])
     elif not isinstance(experiment.fleet, Fleet):
@@ -179,12 +211,17 @@ def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -
     ]
 
 
+def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
+    """Whom a policy speaks of: clients, or, if it is hybrid, clusters."""
+    return len(fleet.clusters) if isinstance(when, Hybrid) and fleet and fleet.clusters else task.clients
+
+
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
     """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
     found = []
-    if rule.clients not in (None, clients):
-        found.append(f"{method.name}: weights of {rule.clients} clients for a task of {clients}; give one for each")
+    if rule.clients not in (None, many := units(task, method.when, fleet)):
+        found.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
     if rule.lossless and fleet.presence is not None:
         found.append(
             f"{method.name}: saving needs every finished update, but clients of this fleet leave with theirs; take a "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from offbeat import toml
@@ -14,11 +14,12 @@ from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS
 from offbeat.options import defaults
 from offbeat.schedule.buffer import Buffer
+from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
 from offbeat.tasks.make import DEFAULTS, TASKS
 
-POLICIES: dict[str, Any] = {"buffer": Buffer, "rounds": Rounds, "sampled": Sampled}
+POLICIES: dict[str, Any] = {"buffer": Buffer, "hybrid": Hybrid, "rounds": Rounds, "sampled": Sampled}
 SCHEDULE_OPTIONS = {
     "n",
     "buffer_size",
@@ -29,6 +30,10 @@ SCHEDULE_OPTIONS = {
     "over_selection",
     "deadline",
     "probes",
+    "p",
+    "gossip_every",
+    "gossip_rounds",
+    "edge",
 }
 
 
@@ -101,5 +106,9 @@ def written_policy(when: Any) -> dict[str, Any]:
     """A policy as a config would name it, every default spelt out."""
     given = {"policy": when} if isinstance(when, str) else when
     if isinstance(given, Mapping):
-        return {"policy": given["policy"], **defaults(POLICIES[given["policy"]]), **given}
-    return {"policy": type(given).__name__.lower(), **asdict(given)}
+        found = {"policy": given["policy"], **defaults(POLICIES[given["policy"]]), **given}
+    else:
+        found = {"policy": type(given).__name__.lower(), **{f.name: getattr(given, f.name) for f in fields(given)}}
+    if "between" in found:
+        found["between"] = written_policy(found["between"])
+    return found

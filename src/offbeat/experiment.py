@@ -63,6 +63,6 @@ def replay(out: str | Path, **objects: Any) -> Outcome:
     experiment = Experiment.of(toml.read(path / "config.toml") | objects)
     built = build(experiment)
     rows = read_trace(path)
-    driver = Replay(rows, built.method.when, built.task.clients, generator(experiment.seed, "policy"))
+    driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"))
     engine = built.engine()
     return go(experiment, built, engine, built.horizon(driver), built.account(engine), None, None)

@@ -71,10 +71,12 @@ class Cohort(NamedTuple):
     staleness: Vector  # versions committed since the job's start version
     steps: Vector
     samples: Vector  # size of the client's shard
-    client: Vector  # its number
+    client: Vector  # its number; of a cluster that reports as one: the cluster's
+    devices: Vector  # clients behind the update: 1, or the size of the cluster
     version: int  # the version being replaced
     clients: int  # in the whole fleet
     total: int  # samples in the whole fleet
+    units: int  # who can report: the clients, or their clusters
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from offbeat.errors import ConfigError, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
 from offbeat.numerics import convolution
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.blocks import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
@@ -50,7 +52,8 @@ class Result:
     updates: Update
     row: int
     begun: Begun
-    bad: int
+    bad: int  # the first local step that went wrong, or -1 ...
+    client: int  # ... and on which client
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,6 +86,7 @@ class LocalEngine:
     memory_gib: float | None = None
     graphs: bool = True
     client_memory: Choice = "auto"
+    blocks: Blocks | None = None  # jobs are those of clusters, whose devices step together and mix
     version: int = 0
     waves: int = 0
     jobs_computed: int = 0
@@ -114,6 +118,11 @@ class LocalEngine:
         if self.graphs:
             self.advance = GraphAdvance() if self.device.type == "cuda" else TracedAdvance(self.problem)
 
+    @property
+    def units(self) -> int:
+        """Who does a job: clients, or clusters."""
+        return len(self.blocks.members) if self.blocks else self.problem.samples.clients
+
     def broadcast(self) -> State:
         return {name: self.server[name] for name in self.method.what.broadcasts}
 
@@ -134,10 +143,12 @@ class LocalEngine:
 
     def cohort(self, clients: list[int], staleness: list[int], steps: list[int]) -> Cohort:
         sizes = self.problem.samples.sizes
-        numbers = [staleness, steps, [sizes[client] for client in clients]]
+        behind = [[client] for client in clients] if self.blocks is None else [self.blocks.members[c] for c in clients]
+        numbers = [staleness, steps, [sum(sizes[i] for i in each) for each in behind], [len(each) for each in behind]]
         columns = torch.tensor(numbers, dtype=self.problem.model.dtype).to(self.device, non_blocking=True)
         numbered = torch.tensor(clients).to(self.device, non_blocking=True)
-        return Cohort(columns[0], columns[1], columns[2], numbered, self.version, len(sizes), sum(sizes))
+        stale, taken, samples, devices = columns
+        return Cohort(stale, taken, samples, numbered, devices, self.version, len(sizes), sum(sizes), self.units)
 
     def wave_limit(self) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
@@ -147,7 +158,8 @@ class LocalEngine:
             budget = 0.5 * torch.cuda.mem_get_info(self.device)[0]
         else:
             budget = 4 * 2**30
-        return max(1, int(budget / numerics.bytes_per_job(self.problem)))
+        largest = max(map(len, self.blocks.members)) if self.blocks else 1
+        return max(1, int(budget / numerics.bytes_per_job(self.problem) / largest))
 
     # ---- the loop -------------------------------------------------------------------------------
     def commits(self, horizon: Horizon) -> Iterator[Done]:
@@ -160,7 +172,7 @@ class LocalEngine:
 
     def fitting(self, ready: int, urgent: int) -> int:
         """How many of the ready jobs make the next wave."""
-        return fitting(ready, urgent) if isinstance(self.advance, GraphAdvance) else ready
+        return fitting(ready, urgent) if isinstance(self.advance, GraphAdvance) and not self.blocks else ready
 
     def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
         """One wave. When the device's memory runs out the wave is halved, now and for good."""
@@ -179,14 +191,19 @@ class LocalEngine:
             return self.compute(horizon, jobs[: self.limit])
         self.waves += 1
         self.jobs_computed += len(jobs)
+        rows = self.rows(jobs)
         if self.memory is not None:
-            self.remember(jobs, outcome.updates)
-        made = [Result(outcome.updates, row, job, -1) for row, job in enumerate(jobs)]  # the device is still computing
+            self.remember(rows, outcome.updates)
+        updates = outcome.updates if self.blocks is None else self.blocks.reported(outcome.updates, jobs)
+        made = [Result(updates, row, job, -1, job.client) for row, job in enumerate(jobs)]  # it is still computing
         for job in jobs:
             horizon.computed(job[:2])
         horizon.fill()
-        for result, bad in zip(made, outcome.bad.tolist(), strict=True):
-            result.bad = bad
+        wrong = iter(zip(outcome.bad.tolist(), rows, strict=True))
+        for result in made:
+            devices = islice(wrong, self.blocks.size(result.begun) if self.blocks else 1)
+            faults = [(step, row.client) for step, row in devices if step >= 0]
+            result.bad, result.client = min(faults, default=(-1, result.begun.client))
             if horizon.consumed(result.begun[:2]):
                 self.results[result.begun[:2]] = result
         while horizon.lost:
@@ -202,21 +219,35 @@ class LocalEngine:
         self.memory.write(clients, {name: updates.pop(name) for name in names})
         self.last[clients] = torch.tensor([job.job for job in jobs])
 
+    def has_moved(self, client: int, number: int) -> bool:
+        """Whether this job has moved the memory of its client, or of its cluster's."""
+        row = client if self.blocks is None else self.blocks.members[client][0]
+        return number <= int(self.last[row])
+
+    def rows(self, jobs: list[Begun]) -> list[Begun]:
+        """The jobs that clients do: these, or those of the devices of these clusters."""
+        return jobs if self.blocks is None else self.blocks.rows(jobs)
+
     def solve(self, jobs: list[Begun]) -> Outcome:
-        used = {job.version: None for job in jobs}
+        """What each of the `rows` of these jobs comes to."""
+        rows = self.rows(jobs)
+        used = {job.version: None for job in rows}
         place = {version: i for i, version in enumerate(used)}
-        index = torch.tensor([place[job.version] for job in jobs]).to(self.device, non_blocking=True)
+        index = torch.tensor([place[job.version] for job in rows]).to(self.device, non_blocking=True)
         starts = {
             name: torch.stack([self.versions[v][name] for v in used]).index_select(0, index)
             for name in self.method.what.broadcasts
         }
         if self.memory is not None:
-            clients = torch.tensor([job.client for job in jobs])
+            clients = torch.tensor([job.client for job in rows])
             starts |= self.memory.read(self.method.what.local.remembers, clients)
         if self.mode == "twin":
-            return numerics.twin(self.problem, starts, jobs)
+            return self.one_by_one(starts, jobs)
         try:
-            outcome = numerics.wave(self.problem, starts, jobs, self.advance)
+            if self.blocks is None:
+                outcome = numerics.wave(self.problem, starts, jobs, self.advance)
+            else:
+                outcome = block_wave(self.problem, self.blocks, starts, jobs, self.advance)
             self.batched = True
             return outcome
         except (RuntimeError, ValueError) as error:
@@ -225,7 +256,12 @@ class LocalEngine:
             reason = str(error).strip().splitlines()[0]
             self.note(f"this model cannot be batched over clients, so jobs run one after another: {reason}")
             self.mode = "twin"
+            return self.one_by_one(starts, jobs)
+
+    def one_by_one(self, starts: State, jobs: list[Begun]) -> Outcome:
+        if self.blocks is None:
             return numerics.twin(self.problem, starts, jobs)
+        return block_twin(self.problem, self.blocks, starts, jobs)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -281,8 +317,9 @@ class LocalEngine:
     def complaint(self, result: Result) -> str:
         job = result.begun
         what = "its update" if result.bad >= job.steps else f"the loss at local step {result.bad}"
+        whose = f"client {result.client}" + (f" (cluster {job.client})" if self.blocks else "")
         return (
-            f"client {job.client}, version {job.version}: {what} is not finite (job {job.job}, {job.steps} steps). "
+            f"{whose}, version {job.version}: {what} is not finite (job {job.job}, {job.steps} steps). "
             f"The run stopped at commit {self.version}; all that was committed before is kept. "
             "A lower client rate or clipping usually helps; NaN in the data is another cause."
         )
@@ -327,7 +364,7 @@ class LocalEngine:
             "mode": self.mode,
             "limit": self.limit,
             "notes": self.notes,
-            "results": [[*r.begun, r.bad] for r in self.results.values()],
+            "results": [[*r.begun, r.bad, r.client] for r in self.results.values()],
             "convolutions": dict(convolution.chosen),
             "sizes": [[*size, times] for size, times in getattr(self.advance, "seen", {}).items()],
         }
@@ -357,8 +394,8 @@ class LocalEngine:
             kind, *where = name.split("/")
             if kind == "version":
                 self.versions.setdefault(int(where[0]), {})[where[1]] = t
-        for *begun, bad in facts["results"]:
+        for *begun, bad, client in facts["results"]:
             job = Begun(*begun)
             names = (*self.method.what.local.sends, *self.method.what.local.tells)
             rows = {name: moved[f"result/{job.client}/{job.job}/{name}"][None] for name in names}
-            self.results[job[:2]] = Result(rows, 0, job, bad)
+            self.results[job[:2]] = Result(rows, 0, job, bad, client)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from offbeat.errors import ConfigError
+from offbeat.fleets.clusters import Clusters
 from offbeat.fleets.laws import NAMED, Array, Law, wrong
 from offbeat.fleets.presence import Change, Presence
 from offbeat.fleets.steps import StepPlan
@@ -33,6 +34,7 @@ class Fleet:
     presence: Presence | None = None  # None: always there
     payload_bytes: float | None = None  # bytes of one vector where a paper states them; None: the model's own size
     local_steps: StepPlan | None = None  # steps of a job whose order leaves them to the client; None: 10
+    clusters: Clusters | None = None  # who is linked to whom; None: nobody
     notes: tuple[str, ...] = ()  # what a report should say, such as records that were left out
 
     def problems(self) -> list[str]:
@@ -51,6 +53,8 @@ class Fleet:
             found += wrong("payload_bytes", self.payload_bytes)
         if self.local_steps is not None:
             found += self.local_steps.problems(self.clients)
+        if self.clusters is not None:
+            found += self.clusters.problems(self.clients)
         return found
 
     def entries(self, name: str, rule: str) -> list[str]:
@@ -74,6 +78,15 @@ class Fleet:
             raise ConfigError(found)
         made = SteadyDurations if self.jitter is None else DrawnDurations
         return made(self, seed, down_bytes, up_bytes, looks)
+
+
+def clustered(fleet: Fleet, clusters: Clusters) -> Fleet:
+    """The fleet in clusters, each at its pace."""
+    steps = fleet.step_seconds.copy()
+    for cluster in clusters.each:
+        inside = [device for device in cluster.members if 0 <= device < fleet.clients]
+        steps[inside] *= cluster.pace
+    return replace(fleet, step_seconds=steps, clusters=clusters)
 
 
 def improbable(drop_out: float) -> list[str]:

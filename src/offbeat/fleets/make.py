@@ -12,24 +12,30 @@ import numpy as np
 
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets import phones, synthetic
-from offbeat.fleets.fleet import Fleet
+from offbeat.fleets.clusters import ClusterSpec, clusters_of
+from offbeat.fleets.fleet import Fleet, clustered
 from offbeat.fleets.steps import StepSpec, step_plan
 from offbeat.options import fits, option_problems
 
 
-def stepping(make: Callable[..., Fleet]) -> Callable[..., Fleet]:
-    """A builder whose fleets take `local_steps`, a step law, beside its own options."""
+def equipped(make: Callable[..., Fleet]) -> Callable[..., Fleet]:
+    """A builder whose fleets take `local_steps`, a step law, and `clusters`, beside its own options."""
+    common = {"clusters": ClusterSpec | None, "local_steps": StepSpec | None}
+    signature = inspect.signature(make)
+    added = {name: hint for name, hint in common.items() if name not in signature.parameters}
 
     @wraps(make)
     def made(clients: int = 100, seed: int = 0, *, local_steps: StepSpec | None = None, **options: Any) -> Fleet:
+        spec = options.pop("clusters", None) if "clusters" in added else None
         fleet = make(clients, seed, **options)
+        if spec is not None:
+            fleet = clustered(fleet, clusters_of(spec, clients, seed))
         plan = None if local_steps is None else step_plan(local_steps, fleet.step_seconds, seed)
         return replace(fleet, local_steps=plan)
 
-    signature = inspect.signature(make)
-    law = inspect.Parameter("local_steps", inspect.Parameter.KEYWORD_ONLY, default=None)
-    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), law])  # type: ignore[attr-defined]
-    made.__annotations__ = make.__annotations__ | {"local_steps": StepSpec | None}
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in added]
+    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])  # type: ignore[attr-defined]
+    made.__annotations__ = make.__annotations__ | added
     return made
 
 
@@ -39,13 +45,14 @@ MAKERS: dict[str, Callable[..., Fleet]] = {
     "dlsgd-fashion-mnist": synthetic.dlsgd_fashion_mnist,
     "equal": synthetic.equal,
     "exponential": synthetic.exponential,
+    "hlsgd": synthetic.hlsgd,
     "lognormal": synthetic.lognormal,
     "phones": phones.phones,
     "phones-flash": phones.phones_flash,
     "straggling": synthetic.straggling,
     "uniform": synthetic.uniform,
 }
-FLEETS = {name: stepping(make) for name, make in MAKERS.items()}
+FLEETS = {name: equipped(make) for name, make in MAKERS.items()}
 
 
 def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
@@ -65,6 +72,8 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     size = (1, 0) if found else (clients, seed)
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
     law = fitting.pop("local_steps", None) if found else None
+    if found:
+        fitting.pop("clusters", None)  # they are of a fleet of another size
     try:
         if law is not None and "deadline" not in str(law):  # the fleet's speeds are not known
             step_plan(law, np.ones(clients if fits(clients, int) and clients > 0 else 1), 0)

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import ConfigError
-from offbeat.fleets.fleet import Fleet, improbable
+from offbeat.fleets.clusters import ClusterSpec, clusters_of
+from offbeat.fleets.fleet import Fleet, clustered, improbable
 from offbeat.fleets.laws import Array, Exponential, Law, LawSpec, LogNormal, Uniform, drawn, draws, numeric, read, wrong
 from offbeat.fleets.presence import OnOff
 
 MBIT = 1e6 / 8  # bytes per second in one Mbit/s
+HOUR = 3600.0
 STEP = 0.01  # s per local step: a small CNN on ten samples takes a phone about that long
 
 
@@ -206,3 +208,25 @@ def dlsgd(name: str, clients: int, seed: int, flop: float, payload_bytes: float)
     fastest = flop / 10e9
     laws = {"step_seconds": Uniform(fastest, 5 * fastest), "mbit": 400.0}
     return compose(name, clients, seed, laws, payload_bytes=payload_bytes)
+
+
+def hlsgd(
+    clients: int = 32,
+    seed: int = 0,
+    *,
+    clusters: ClusterSpec = 4,  # rings
+    step_hours: float = 0.01,  # c_cp
+    d2d_hours: float = 0.005,  # c_d2d over two links; each link takes half of it
+    d2s_hours: float = 0.05,  # c_d2s with one report per cluster; m reports take m times as long
+) -> Fleet:
+    """HL-SGD, section 6.1: hours per local step, per exchange of models in a ring, per report to the server.
+
+    Downloads take no time there. The paper gives times, not bytes per second, so all of them stand as latencies."""
+    given = {"step_hours": step_hours, "d2d_hours": d2d_hours, "d2s_hours": d2s_hours}
+    found = [sentence for name, hours in given.items() for sentence in wrong(name, hours)]
+    if found:
+        raise ConfigError(found)
+    table = dict(clusters) if isinstance(clusters, Mapping) else {"count": clusters}
+    made = clusters_of({"latency": d2d_hours * HOUR / 2, "shared_uplink": True, **table}, clients, seed)
+    fleet = compose("hlsgd", clients, seed, {"step_seconds": step_hours * HOUR})
+    return clustered(replace(fleet, up_latency=np.full(clients, d2s_hours * HOUR)), made)

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 from offbeat.method import Method
+from offbeat.methods.async_hl_sgd import async_hl_sgd
 from offbeat.methods.asysg import asysg
 from offbeat.methods.dlsgd_hetero import dlsgd_hetero
 from offbeat.methods.dlsgd_homo import dlsgd_homo
@@ -18,6 +19,8 @@ from offbeat.methods.fedbuff import fedbuff
 from offbeat.methods.fedlin import fedlin
 from offbeat.methods.fednova import fednova
 from offbeat.methods.fedprox import fedprox
+from offbeat.methods.gossip_sgd import gossip_sgd
+from offbeat.methods.hl_sgd import hl_sgd
 from offbeat.methods.local_sgd import local_sgd
 from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
@@ -37,6 +40,7 @@ def variant(name: str, make: Callable[..., Method], **fixed: Any) -> Callable[..
 
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "async-hl-sgd": async_hl_sgd,
     "asysg": asysg,
     "dlsgd-hetero": dlsgd_hetero,
     "dlsgd-homo": dlsgd_homo,
@@ -49,6 +53,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedlin": fedlin,
     "fednova": fednova,
     "fedprox": fedprox,
+    "gossip-pga": variant("gossip-pga", hl_sgd, p=1.0, edge=False),
+    "gossip-sgd": gossip_sgd,
+    "hierarchical-local-sgd": variant("hierarchical-local-sgd", hl_sgd, p=1.0, gossip_rounds=1, edge=True),
+    "hl-sgd": hl_sgd,
     "local-sgd": local_sgd,
     "minibatch-sgd": minibatch_sgd,
     "scaffold": scaffold,

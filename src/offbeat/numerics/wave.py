@@ -225,34 +225,46 @@ def full_noise(problem: Problem, client: Tensor, begin: Tensor) -> Tensor:
 @torch.no_grad()
 def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     """The slow twin: one client after the other, no vmap, no padding, no unfolding. Oracle and debug engine."""
-    updates: list[Update] = []
-    tallies: list[Any] = []
-    device = starts["model"].device
-    samples, whole = problem.samples, columns(problem, jobs, device)
+    outcomes = []
     for i, begun in enumerate(jobs):
-        work: Work = pytree.tree_map(lambda t, i=i: t[i : i + 1], whole)
-        start = {name: state[i] for name, state in starts.items()}
-        job = Job(*(column[0] for column in work.job))
-        if problem.local.looks:
-            start["gradient"] = full_gradient(problem, start["model"], work.client)
-        carry = problem.local.begin(start, job)
-        pause = pauses(problem, [begun])[0]
-        seen: list[Tensor] = []
+        walk = Walk(problem, {name: state[i] for name, state in starts.items()}, begun)
         for k in range(begun.steps):
-            rows, noise = (t[0, 0] for t in draw(problem, work, k, 1, samples.per_step(begun.client)))
-            with torch.enable_grad():
-                flat = carry[0].detach().requires_grad_()
-                loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
-                (gradient,) = torch.autograd.grad(loss, flat)
-            carry = problem.local.step(carry, gradient, job)
-            if problem.local.mark is not None and k + 1 == pause:
-                carry = problem.local.mark(carry, job)
-            seen.append(loss.detach())
-        updates.append(problem.local.finish(start, carry, job))
-        empty = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
-        tallies.append(tallied(empty, torch.stack(seen)[None], 0))
-    together = {name: torch.stack([u[name] for u in updates]) for name in updates[0]}
-    return outcome_of(together, pytree.tree_map(lambda *parts: torch.cat(parts), *tallies), whole.job)
+            walk.step(k)
+        outcomes.append(tuple(walk.finish()))
+    return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts), *outcomes))
+
+
+class Walk:
+    """One client's job, step by step, on plain vectors."""
+
+    def __init__(self, problem: Problem, start: State, begun: Begun) -> None:
+        self.problem, self.begun = problem, begun
+        self.work = columns(problem, [begun], start["model"].device)
+        self.job = Job(*(column[0] for column in self.work.job))
+        if problem.local.looks:
+            start = start | {"gradient": full_gradient(problem, start["model"], self.work.client)}
+        self.start = start
+        self.carry = problem.local.begin(start, self.job)
+        self.pause = pauses(problem, [begun])[0]
+        self.seen: list[Tensor] = []
+
+    def step(self, k: int) -> None:
+        problem, samples = self.problem, self.problem.samples
+        rows, noise = (t[0, 0] for t in draw(problem, self.work, k, 1, samples.per_step(self.begun.client)))
+        with torch.enable_grad():
+            flat = self.carry[0].detach().requires_grad_()
+            loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
+            (gradient,) = torch.autograd.grad(loss, flat)
+        self.carry = problem.local.step(self.carry, gradient, self.job)
+        if problem.local.mark is not None and k + 1 == self.pause:
+            self.carry = problem.local.mark(self.carry, self.job)
+        self.seen.append(loss.detach())
+
+    def finish(self) -> Outcome:
+        update = self.problem.local.finish(self.start, self.carry, self.job)
+        empty = Tally(torch.zeros_like(self.work.job.lr), torch.full_like(self.work.client, -1))
+        tally = tallied(empty, torch.stack(self.seen)[None], 0)
+        return outcome_of({name: value[None] for name, value in update.items()}, tally, self.work.job)
 
 
 def full_gradient(problem: Problem, flat: Tensor, client: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Shares:
         if self.given == "size":
             return cohort.samples, cohort.total
         if self.given == "uniform":
-            return torch.ones_like(cohort.samples), cohort.clients
+            return cohort.devices, cohort.clients
         table = torch.tensor(self.given, dtype=cohort.samples.dtype, device=cohort.samples.device)
         return table[cohort.client], 1.0
 

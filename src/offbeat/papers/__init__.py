@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.papers import dlsgd, fedagrac, fedbuff, inconsistency
+from offbeat.papers import dlsgd, fedagrac, fedbuff, hlsgd, inconsistency
 from offbeat.papers.recipe import Made, Settings
 
 PAPERS: dict[str, Callable[[Settings], Made]] = {
@@ -22,4 +22,12 @@ PAPERS: dict[str, Callable[[Settings], Made]] = {
     "fedagrac-table2": fedagrac.table2,
     "fedagrac-table6": fedagrac.table6,
     "fedbuff-fig1": fedbuff.fig1,
+    "hlsgd-fig1": hlsgd.fig1,
+    "hlsgd-fig2": hlsgd.fig2,
+    "hlsgd-fig3": hlsgd.fig3,
+    "hlsgd-fig4": hlsgd.fig4,
+    "hlsgd-fig5": hlsgd.fig5,
+    "hlsgd-rates": hlsgd.rates,
+    "hlsgd-slow-cluster": hlsgd.slow_cluster,
+    "hlsgd-table2": hlsgd.table2,
 }

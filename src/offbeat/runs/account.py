@@ -10,10 +10,22 @@ from typing import Any
 from offbeat.records import Arrived, Begun, Finished, JobName, Joined, Left, Offer, Overwritten, Row, Start
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """Clusters that report as one: what stands behind a row of the trace that speaks of one of them."""
+
+    members: Sequence[Sequence[int]]  # clients
+    reporters: Callable[[int, int], Sequence[int]]  # cluster, job -> which clients report
+    exchanged: Callable[[int, int], float]  # cluster, steps -> bytes between its devices in a job
+    computing: Callable[[int, int, int], float]  # cluster, job, steps -> seconds that a device computes, on average
+    server: bool = True  # models go to and from the server
+
+
 @dataclass
 class Account:
     """Sums over the rows seen so far. Steps and samples count when a client has computed them, used or not;
-    bytes down when they are sent (a broadcast to every client that is there), bytes up when they arrive."""
+    bytes down when they are sent (a broadcast to every client that is there), bytes up when they arrive; bytes between
+    devices (d2d) when a job is done."""
 
     clients: int
     samples_per_step: list[int]
@@ -26,6 +38,7 @@ class Account:
     samples: int = 0
     bytes_up: float = 0.0
     bytes_down: float = 0.0
+    bytes_d2d: float = 0.0
     jobs_started: int = 0
     jobs_finished: int = 0
     jobs_dead: int = 0
@@ -41,6 +54,7 @@ class Account:
         None  # vectors in each update, if not all
     )
     vector_bytes: float = 0.0
+    crowd: Crowd | None = None
     arrived: dict[JobName, int] = field(
         default_factory=dict
     )  # steps of updates whose vectors are counted at the commit
@@ -56,28 +70,43 @@ class Account:
             steps = [self.arrived.pop(job) for job in distinct]
             self.bytes_up += self.vector_bytes * sum(self.uplink([client for client, _ in distinct], steps))
         self.staleness.update(staleness)
-        self.participation.update(client for client, _ in jobs)
+        self.participation.update(client for job in jobs for client in self.reporting(*job))
+
+    def reporting(self, client: int, job: int) -> Sequence[int]:
+        return (client,) if self.crowd is None else self.crowd.reporters(client, job)
+
+    def copies(self, client: int) -> int:
+        """How many times a model goes down to whom a row calls a client."""
+        return 1 if self.crowd is None else len(self.crowd.members[client]) * self.crowd.server
 
     def see(self, now: float, record: Any) -> None:
         kind = type(record)
         if kind is Begun:
             self.jobs_started += 1
-            self.bytes_down += self.down_bytes if self.offers and self.pulls else 0.0
+            self.bytes_down += self.down_bytes * self.copies(record.client) if self.offers and self.pulls else 0.0
             self.working[record.client] = (now, record)
         elif kind is Finished:
             since, begun = self.working.pop(record.client)
-            self.busy_seconds += now - since
             self.jobs_finished += 1
-            self.client_steps += begun.steps
+            if self.crowd is None:
+                self.busy_seconds += now - since
+                self.client_steps += begun.steps
+            else:
+                self.busy_seconds += self.crowd.computing(record.client, record.job, begun.steps)
+                self.client_steps += begun.steps * len(self.crowd.members[record.client])
+                self.bytes_d2d += self.crowd.exchanged(record.client, begun.steps)
             self.samples += begun.steps * self.samples_per_step[record.client]
             self.samples += self.looked[record.client] if self.looked else 0
         elif kind is Arrived:
-            if self.uplink is None:
+            if self.crowd is not None:
+                many = len(self.crowd.reporters(record.client, record.job)) * self.crowd.server
+                self.bytes_up += self.up_bytes * many
+            elif self.uplink is None:
                 self.bytes_up += self.up_bytes
             else:
                 self.arrived[record.client, record.job] = record.steps
         elif kind is Start:
-            self.bytes_down += self.down_bytes
+            self.bytes_down += self.down_bytes * self.copies(record.client)
         elif kind is Offer:
             self.offers = True
             self.bytes_down += 0.0 if self.pulls else self.down_bytes * (self.clients - len(self.away))
@@ -94,7 +123,8 @@ class Account:
 
     def idle_share(self) -> float:
         """The share of the clients' time (while they are there) in which they do not compute."""
-        there = self.clients * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
+        units = self.clients if self.crowd is None else len(self.crowd.members)
+        there = units * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
         busy = self.busy_seconds + sum(self.time - since for since, _ in self.working.values())
         return max(0.0, 1 - busy / there) if there > 0 else 0.0
 
@@ -108,6 +138,7 @@ class Account:
             "samples": self.samples,
             "bytes_up": round(self.bytes_up),
             "bytes_down": round(self.bytes_down),
+            "bytes_d2d": round(self.bytes_d2d),
             "jobs_started": self.jobs_started,
             "jobs_finished": self.jobs_finished,
             "jobs_dead": self.jobs_dead,

@@ -200,7 +200,7 @@ class Loop:
         for job in self.engine.results:
             horizon.computed(job)
         for client, number in [name for name in horizon.wanted if len(self.engine.last)]:
-            if number <= self.engine.last[client]:  # it has moved its client's memory
+            if self.engine.has_moved(client, number):
                 horizon.computed((client, number))
         self.metrics += metrics
         if self.store is not None:
@@ -247,7 +247,7 @@ class Loop:
 
     def reached(self) -> str | None:
         """The limit on accuracy, loss or samples that is reached, or None."""
-        for name in ("samples", "bytes_up", "bytes_down"):
+        for name in ("samples", "bytes_up", "bytes_down", "bytes_d2d"):
             spent = getattr(self.account, name)
             if spent >= self.config.until.get(name, math.inf):
                 return f"{name} {spent:.0f} >= {self.config.until[name]}"
@@ -272,6 +272,7 @@ class Loop:
             "samples": a.samples,
             "bytes_up": round(a.bytes_up),
             "bytes_down": round(a.bytes_down),
+            "bytes_d2d": round(a.bytes_d2d),
             "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
         }
         self.metrics.append(row)

@@ -52,7 +52,7 @@ class Progress:
 
     def share_done(self, account: Account) -> float:
         """How much of the nearest countable limit is used up."""
-        spent = {name: getattr(account, name) for name in ("commits", "samples", "bytes_up", "bytes_down")}
+        spent = {name: getattr(account, name) for name in ("commits", "samples", "bytes_up", "bytes_down", "bytes_d2d")}
         spent["virtual_seconds"] = account.time
         return max((spent[name] / limit for name, limit in self.until.items() if name in spent), default=0.0)
 

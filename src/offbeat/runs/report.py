@@ -35,6 +35,7 @@ COLUMNS = (
     "client-steps",
     "MB up",
     "MB down",
+    "MB d2d",
     "stale",
     "idle",
     "to target",
@@ -68,7 +69,7 @@ def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: flo
     for label, results in runs.items():
         reached = None if target is None else average(results, "reached", str(target), "virtual_seconds")
         some = any(r["reached"].get(str(target)) for r in results) if target is not None else False
-        up, down = average(results, "bytes_up"), average(results, "bytes_down")
+        megabytes = [average(results, name) for name in ("bytes_up", "bytes_down", "bytes_d2d")]
         rows.append(
             [
                 label,
@@ -78,8 +79,7 @@ def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: flo
                 amount(average(results, "commits"), 0),
                 amount(average(results, "virtual_seconds"), 1),
                 amount(average(results, "client_steps"), 0),
-                amount(None if up is None else up / 1e6, 1),
-                amount(None if down is None else down / 1e6, 1),
+                *(amount(None if many is None else many / 1e6, 1) for many in megabytes),
                 amount(average(results, "staleness", "mean"), 1),
                 amount(average(results, "idle_share")),
                 f"{reached:,.1f} s" if reached is not None else ("some seeds" if some else "-"),

@@ -38,7 +38,7 @@ TRACE = pa.schema(
 METRICS = pa.schema(
     [("commit", pa.int64()), ("virtual_seconds", pa.float64()), ("accuracy", pa.float64()), ("loss", pa.float64()),
      ("client_steps", pa.int64()), ("samples", pa.int64()), ("bytes_up", pa.int64()), ("bytes_down", pa.int64()),
-     ("staleness_mean", pa.float64())]
+     ("bytes_d2d", pa.int64()),     ("staleness_mean", pa.float64())]
 )  # fmt: skip
 
 

@@ -10,7 +10,10 @@ from typing import Any
 from offbeat.errors import unknown
 from offbeat.options import fits
 
-LIMITS = ("accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down")
+LIMITS = (
+    "accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down",
+    "bytes_d2d",
+)  # fmt: skip
 SMOOTH = 5  # evaluations in the running mean of the smoothed crossing
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from sklearn.datasets import load_digits
 from offbeat import keys
 from offbeat.errors import ConfigError, OffbeatError, unknown
 from offbeat.tasks import files
+from offbeat.tasks.leaf import find_users, read_users
 
 Scale: TypeAlias = Literal["unit", "symmetric", "standard"]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -194,11 +196,31 @@ def a9a() -> Data:
     return Data("a9a", x, (y > 0).astype(np.int64), x_test, (y_test > 0).astype(np.int64), 2, None)
 
 
+def leaf(folder: str = "leaf", classes: int | None = None) -> Data:
+    """A set in LEAF's layout, such as FEMNIST: JSON files of samples by user; `owners` are the users.
+
+    `folder` holds train/*.json and test/*.json. Samples whose length is a square are images [n, 1, side, side], others
+    are vectors. `classes` None is the largest label plus one.
+    """
+    if classes is not None and classes < 1:
+        raise ConfigError([f"classes is {classes}; give a whole number of at least 1, or none."])
+    train, test = (read_users(paths, classes) for paths in find_users(folder))
+    classes = classes or 1 + int(max(train.y.max(), test.y.max()))
+    x, x_test = (_square(part.x) for part in (train, test))
+    return Data("leaf", x, train.y, x_test, test.y, classes, train.owners)
+
+
+def _square(x: Floats) -> Floats:
+    side = math.isqrt(x.shape[1])
+    return x.reshape(-1, 1, side, side) if side * side == x.shape[1] else x
+
+
 DATA: dict[str, Callable[..., Data]] = {
     "a9a": a9a,
     "cifar10": cifar10,
     "digits": digits,
     "fashion-mnist": fashion_mnist,
     "har": har,
+    "leaf": leaf,
     "mnist": mnist,
 }

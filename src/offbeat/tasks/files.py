@@ -53,9 +53,13 @@ def locate(name: str, layouts: Sequence[Layout], source: str) -> tuple[Layout, l
             lacks = ", ".join(file for file, path in zip(layout.files, paths, strict=True) if path is None)
             looked.append(f"  {folder}: " + (f"there, but lacks {lacks}" if folder.is_dir() else "no such directory"))
     wanted = "; or ".join(dict.fromkeys(", ".join(layout.files) for layout in layouts))
-    raise OffbeatError(
-        f"data set '{name}' was not found. Looked for {wanted} (plain or .gz) in\n" + "\n".join(looked) + "\n"
-        f"Get it from {source}, put it in a folder '{layouts[0].folder}', and set OFFBEAT_DATA to the directory "
+    raise missing(name, f"{wanted} (plain or .gz)", looked, source, layouts[0].folder)
+
+
+def missing(name: str, wanted: str, looked: Sequence[str], source: str, folder: str) -> OffbeatError:
+    return OffbeatError(
+        f"data set '{name}' was not found. Looked for {wanted} in\n" + "\n".join(looked) + "\n"
+        f"Get it from {source}, put it in a folder '{folder}', and set OFFBEAT_DATA to the directory "
         "that holds this folder."
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -32,16 +33,48 @@ def classification(
     scale: Scale | None = None,
 ) -> Task:
     """A labelled data set, divided over clients. `scale` None is the data set's own default."""
+    return labelled(data, {} if scale is None else {"scale": scale}, seed, clients, model, split, batch_size, sampling)
+
+
+def leaf(
+    seed: int,
+    clients: int | None = None,
+    model: Named = "leaf-femnist-cnn",
+    split: Named = "natural",
+    batch_size: int | None = 10,
+    sampling: Sampling = "replacement",
+    folder: str = "leaf",
+    classes: int | None = None,
+) -> Task:
+    """A set in LEAF's layout, such as FEMNIST: JSON files of samples by user, in train/ and test/ of `folder`.
+
+    `clients` None is one for each user. To put all users on fewer clients, take
+    split = {name = "natural", fewer = "grouped"}. `classes` None is the largest label plus one.
+    """
+    return labelled("leaf", {"folder": folder, "classes": classes}, seed, clients, model, split, batch_size, sampling)
+
+
+def labelled(
+    data: str,
+    read: Mapping[str, Any],
+    seed: int,
+    clients: int | None,
+    model: Named,
+    split: Named,
+    batch_size: int | None,
+    sampling: Sampling,
+) -> Task:
+    """The data set, read with the options `read` and divided. `clients` None is one for each owner."""
     split_name, split_options = named("split", split, SPLITS)
     model_name, model_options = named("model", model, MODELS)
-    problems = option_problems(
-        f"split '{split_name}'", SPLITS[split_name], split_options, ("y", "clients", "seed", "owners")
-    )
-    if scale is not None:
-        problems += option_problems(f"data '{data}'", DATA[data], {"scale": scale})
+    fixed = ("y", "clients", "seed", "owners")
+    problems = option_problems(f"split '{split_name}'", SPLITS[split_name], split_options, fixed)
+    problems += option_problems(f"data '{data}'", DATA[data], read)
     if problems:
         raise ConfigError(problems)
-    loaded = DATA[data](**({} if scale is None else {"scale": scale}))
+    loaded = DATA[data](**read)
+    if clients is None and loaded.owners is not None:
+        clients = len(np.unique(loaded.owners))
     shards = SPLITS[split_name](loaded.y, clients, seed, loaded.owners, **split_options)
     net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
     return Task(
@@ -72,7 +105,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the
     "cifar10": {"model": "dlsgd-cnn"},
     "har": {"model": "mlp", "split": "natural", "clients": 21},
 }
-TASKS: dict[str, Callable[..., Task]] = {**dict.fromkeys(DATA, classification), "quadratic": quadratics}
+TASKS: dict[str, Callable[..., Task]] = {
+    **dict.fromkeys(DATA, classification),
+    "leaf": leaf,
+    "quadratic": quadratics,
+}
 
 
 def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
@@ -80,8 +117,9 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     make = TASKS[name]
     problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
     for count in ("clients", "dimension", "samples"):
-        if not problems and options.get(count, 1) < 1:
-            problems.append(f"task '{name}': {count} = {options[count]}; it must be at least 1")
+        given = options.get(count)
+        if not problems and given is not None and given < 1:
+            problems.append(f"task '{name}': {count} = {given}; it must be at least 1")
     if problems:
         raise ConfigError(problems)
     if make is classification:

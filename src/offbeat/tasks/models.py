@@ -146,6 +146,61 @@ def vgg19(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5, augm
     return nn.Sequential(*layers, nn.Flatten(), *_dense(512 * (height // 32) * (width // 32), 512, outputs, dropout))
 
 
+def fedavg_cifar_cnn(input_shape: tuple[int, ...], outputs: int, crop: int | None = 24) -> nn.Sequential:
+    """The CIFAR-10 network of McMahan et al. (2017), from a tutorial of TensorFlow: two 5x5 convolutions, 384, 192.
+
+    It sees the `crop` x `crop` pixels in the middle of an image: 1,068,298 parameters on 3x32x32 with 10 outputs. None
+    is the whole image: 1,756,426. There images are cropped, mirrored and coloured at random, and there is a local
+    response normalisation, without parameters, in each of the first two layers; both are left out here. Weights begin
+    as PyTorch draws them.
+    """
+    channels, height, width = _images("fedavg-cifar-cnn", input_shape, 1)
+    middle: list[nn.Module] = []
+    if crop is not None:
+        _positive("crop", crop)
+        if crop > min(height, width):
+            raise ConfigError(
+                [f"crop is {crop}, but images are {height}x{width}; give {min(height, width)} at most, or none."]
+            )
+        middle, height, width = [CentreCrop(crop)], crop, crop
+    left = [(side + 3) // 4 for side in (height, width)]
+    return nn.Sequential(
+        *middle,
+        nn.Conv2d(channels, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Flatten(),
+        nn.Linear(64 * math.prod(left), 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, outputs),
+    )
+
+
+def leaf_femnist_cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
+    """The FEMNIST network of LEAF (Caldas et al. 2019): two 5x5 convolutions with 2x2 pooling, then 2048.
+
+    6,603,710 parameters on 1x28x28 with 62 outputs.
+    """
+    channels, height, width = _images("leaf-femnist-cnn", input_shape, 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 2048),
+        nn.ReLU(),
+        nn.Linear(2048, outputs),
+    )
+
+
 def _dense(inputs: int, hidden: int, outputs: int, dropout: float) -> list[nn.Module]:
     """The end of both large networks: two hidden layers, each behind a dropout."""
     _share("dropout", dropout)
@@ -156,6 +211,18 @@ def _dense(inputs: int, hidden: int, outputs: int, dropout: float) -> list[nn.Mo
 
 def _augmentation(wanted: bool) -> list[nn.Module]:
     return [CropFlip()] if wanted else []
+
+
+class CentreCrop(nn.Module):
+    """The `size` x `size` pixels in the middle of an image; half a pixel is rounded up and left."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        top, left = ((side - self.size) // 2 for side in x.shape[-2:])
+        return x[..., top : top + self.size, left : left + self.size]
 
 
 class CropFlip(nn.Module):
@@ -185,6 +252,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
     "dlsgd-cnn": dlsgd_cnn,
     "fedagrac-cnn": fedagrac_cnn,
+    "fedavg-cifar-cnn": fedavg_cifar_cnn,
+    "leaf-femnist-cnn": leaf_femnist_cnn,
     "linear": linear,
     "logistic": logistic,
     "mlp": mlp,

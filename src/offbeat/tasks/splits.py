@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, unknown
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Owners: TypeAlias = npt.NDArray[Any] | None
 Labels: TypeAlias = npt.NDArray[Any]
+Fewer: TypeAlias = Literal["first", "drawn", "grouped"]
 
-IID, CLASSES, DIRICHLET, SINGLE_LABEL, SHARDS = range(5)  # purposes: two splits of one seed share no draw
+IID, CLASSES, DIRICHLET, SINGLE_LABEL, SHARDS, NATURAL = range(6)  # purposes: two splits of one seed share no draw
 
 
 def iid(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indices]:
@@ -142,21 +143,33 @@ def shards(y: Labels, clients: int, seed: int, owners: Owners = None, per_client
     return _sorted([np.concatenate([cut[piece] for piece in hand]) for hand in hands])
 
 
-def natural(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indices]:
-    """One client per owner, in the order of their ids; fewer clients are the first owners, the others stay unused."""
-    _checked(y, clients, seed, 0)
+def natural(y: Labels, clients: int, seed: int, owners: Owners = None, fewer: Fewer = "first") -> list[Indices]:
+    """One client per owner, in the order of their ids. `fewer` says what clients are when there are fewer of them.
+
+    "first" are the first owners and "drawn" are random ones; the others stay unused. With "grouped" every owner is
+    dealt at random to one client, whole; the numbers of owners differ by at most one.
+    """
+    rng = _checked(y, clients, seed, NATURAL)
     if owners is None:
         raise ConfigError(
-            ["split 'natural' needs data with an owner for each sample, such as 'har'; take another split."]
+            ["split 'natural' needs data with an owner for each sample, such as 'har' or 'leaf'; take another split."]
         )
     if len(owners) != len(y):
         raise ConfigError([f"there are {len(owners)} owners for {len(y)} samples; give one owner id per sample."])
-    people = np.unique(owners)
-    if clients > len(people):
-        raise ConfigError(
-            [f"clients is {clients}, but the data has {len(people)} owners; ask for {len(people)} at most."]
-        )
-    return _sorted([np.flatnonzero(owners == person) for person in people[:clients]])
+    if fewer not in get_args(Fewer):
+        raise ConfigError([unknown("fewer", str(fewer), get_args(Fewer))])
+    held = _by_owner(owners)
+    if clients > len(held):
+        raise ConfigError([f"clients is {clients}, but the data has {len(held)} owners; ask for {len(held)} at most."])
+    line = np.arange(len(held)) if fewer == "first" else rng.permutation(len(held))
+    groups = np.array_split(line, clients) if fewer == "grouped" else [line[i : i + 1] for i in range(clients)]
+    return _sorted([np.concatenate([held[owner] for owner in group]) for group in sorted(groups, key=min)])
+
+
+def _by_owner(owners: npt.NDArray[Any]) -> list[Indices]:
+    """The sample indices of each owner, in the order of their ids."""
+    _, place, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(place, kind="stable"), np.cumsum(counts)[:-1])
 
 
 SPLITS: dict[str, Callable[..., list[Indices]]] = {

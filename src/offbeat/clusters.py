@@ -1,0 +1,99 @@
+"""Where a fleet's clusters meet a hybrid policy: blocks to the engine, a crowd to the account."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from offbeat.fleets.blocks import phases
+from offbeat.fleets.clusters import Cluster
+from offbeat.fleets.fleet import Fleet
+from offbeat.method import Method, Policy
+from offbeat.numerics.blocks import Blocks
+from offbeat.runs.account import Crowd
+from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.rounds import Rounds
+
+
+def each(fleet: Fleet) -> tuple[Cluster, ...]:
+    return fleet.clusters.each if fleet.clusters is not None else ()
+
+
+def problems(method: Method, fleet: Fleet) -> list[str]:
+    """What a method with a hybrid policy asks of the fleet, and the policy of the rule."""
+    policy, rule, local, name = method.when, method.what, method.what.local, method.name
+    assert isinstance(policy, Hybrid)
+    if fleet.clusters is None:
+        return [f"{name} needs a fleet with clusters; give it some, such as clusters = 4 in [fleet]"]
+    found = []
+    for number, cluster in enumerate(fleet.clusters.each):
+        if policy.gossips and not cluster.linked:
+            found.append(
+                f"cluster {number}: none of its {cluster.size} devices has a link, so they cannot gossip; give it a "
+                "graph, or gossip_rounds = 0"
+            )
+        if 0 < policy.sample <= 1 and not policy.reports(cluster.size):
+            found.append(
+                f"cluster {number}: p = {policy.sample:g} of {cluster.size} devices is no device that reports; give p "
+                f"of at least {1 / cluster.size:.3g}"
+            )
+    if not policy.server and len(fleet.clusters) > 1:
+        found.append(
+            f"{name}: without a server the models of {len(fleet.clusters)} clusters never meet; give the fleet one "
+            "cluster, with a connected graph of all devices"
+        )
+    if fleet.presence is not None or fleet.drop_out:
+        found.append(
+            f"{name}: a cluster steps with all of its devices, but clients of this fleet come and go or lose jobs; "
+            "take a fleet whose clients stay"
+        )
+    if rule.keeps or rule.uplink is not None or rule.prime is not None or local.looks or local.mark is not None:
+        found.append(
+            f"{name}: its rule looks at clients one by one, and a policy of clusters does not show them; run it with "
+            "its own policy, or run hl-sgd"
+        )
+    return found
+
+
+def sharing(fleet: Fleet, policy: Policy) -> Fleet:
+    """The fleet as its links to the server are when those who report together share them."""
+    if fleet.clusters is None or not fleet.clusters.shared_uplink:
+        return fleet
+    many = np.ones(fleet.clients)
+    for cluster in fleet.clusters.each:
+        if isinstance(policy, Hybrid):
+            many[list(cluster.members)] = policy.reports(cluster.size)
+        elif isinstance(policy, Rounds):  # each cluster has its part of the cohort
+            many[list(cluster.members)] = max(1.0, (policy.size or fleet.clients) * cluster.size / fleet.clients)
+    return replace(fleet, up_latency=fleet.up_latency * many, up_bandwidth=fleet.up_bandwidth / many)
+
+
+def blocks(fleet: Fleet, policy: Hybrid, seed: int) -> Blocks:
+    """The clusters as the engine sees them."""
+    clusters = each(fleet)
+    return Blocks(
+        tuple(cluster.members for cluster in clusters),
+        tuple(phases(cluster, policy) for cluster in clusters),
+        policy.every,
+        lambda cluster, job: policy.reporters(seed, cluster, job, clusters[cluster].size),
+    )
+
+
+def crowd(fleet: Fleet, policy: Hybrid, seed: int, vector_bytes: float) -> Crowd:
+    """The clusters as the account sees them."""
+    clusters, devices = each(fleet), fleet.durations(seed, 0.0, 0.0)
+    sent = [(2 * cluster.size if policy.edge else cluster.sends()) * vector_bytes for cluster in clusters]
+
+    def reporters(cluster: int, job: int) -> list[int]:
+        members = clusters[cluster].members
+        return [members[place] for place in policy.reporters(seed, cluster, job, len(members))]
+
+    def computing(cluster: int, job: int, steps: int) -> float:
+        members = clusters[cluster].members
+        return sum(devices.compute(device, job, steps) for device in members) / len(members)
+
+    def exchanged(cluster: int, steps: int) -> float:
+        return policy.exchanges(steps) * sent[cluster]
+
+    return Crowd([cluster.members for cluster in clusters], reporters, exchanged, computing, policy.server)

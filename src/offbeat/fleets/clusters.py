@@ -1,0 +1,256 @@
+"""Clusters of a fleet: which devices belong together, their device-to-device graphs, mixing matrices and links."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import networkx as nx
+import numpy as np
+
+from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
+from offbeat.fleets.laws import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
+from offbeat.keys import key, uniform
+from offbeat.options import fits, option_problems
+
+MBIT = 1e6 / 8  # bytes per second in one Mbit/s
+ClusterSpec: TypeAlias = int | Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """n devices. Graphs and matrices are used in turn, one for each exchange of models; most often there is one.
+
+    `W[i, j] > 0` only where a link brings j's model to i. Every pair has a link time of latency + bytes / bandwidth,
+    used where the graph has the link; so has every device to the cluster's edge server, where there is one.
+    """
+
+    members: tuple[int, ...]  # clients
+    graphs: tuple[nx.Graph, ...]
+    mixing: tuple[Array, ...]  # [n, n] each
+    latency: Array  # [n, n], s
+    bandwidth: Array  # [n, n], bytes per second; infinity is allowed
+    edge_latency: Array  # [n]
+    edge_bandwidth: Array
+    pace: float = 1.0  # a factor on its devices' seconds per step
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def rho(self) -> float:
+        """The factor by which one exchange shrinks the distance to the cluster's mean, at worst."""
+        return rho_of(self.mixing)
+
+    @property
+    def linked(self) -> bool:
+        """Whether there is any link; a cluster of one needs none."""
+        return self.size == 1 or any(graph.number_of_edges() for graph in self.graphs)
+
+    def hears(self, turn: int) -> Array:
+        """[n, n]: 1 where the link from j to i is there."""
+        return links(self.graphs[turn % len(self.graphs)])
+
+    def sends(self) -> float:
+        """Models that go over the cluster's links in one exchange, on average over its graphs."""
+        return float(np.mean([self.hears(turn).sum() for turn in range(len(self.graphs))]))
+
+    def problems(self, where: str) -> list[str]:
+        found = []
+        if self.linked:
+            found += link_problems(where, self.graphs, self.members)
+        for graph, matrix in zip(self.graphs, self.mixing, strict=True):
+            found += weight_problems(where, matrix, self.members, graph)
+        for name, array in (("d2d latency", self.latency), ("edge latency", self.edge_latency)):
+            if not ((array >= 0) & (array < math.inf)).all():
+                found.append(f"{where}: {name} has {array.min()} to {array.max()} s; times are finite and >= 0")
+        for name, array in (("d2d bandwidth", self.bandwidth), ("edge bandwidth", self.edge_bandwidth)):
+            if not (array > 0).all():
+                found.append(f"{where}: {name} has {array.min()} bytes/s; a link must carry more than 0")
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """All clusters of a fleet. With `shared_uplink` those of a cluster's devices that report share one link to the
+    server, so that m reports take m times as long (HL-SGD's c_d2s, linear in the sampling ratio)."""
+
+    each: tuple[Cluster, ...]
+    shared_uplink: bool = False
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    @property
+    def rho_max(self) -> float:
+        return max(cluster.rho for cluster in self.each)
+
+    def problems(self, clients: int) -> list[str]:
+        """Everything that is impossible about them in a fleet of so many clients."""
+        found = member_problems([cluster.members for cluster in self.each], clients)
+        for number, cluster in enumerate(self.each):
+            found += cluster.problems(f"cluster {number}")
+        return found
+
+
+def member_problems(members: Sequence[Sequence[int]], clients: int) -> list[str]:
+    """Clients that are in no cluster, in two, or not in the fleet; clusters without any."""
+    found = [f"cluster {k} has no devices; leave it out" for k, devices in enumerate(members) if not len(devices)]
+    counts = Counter(device for devices in members for device in devices)
+    strange = sorted(device for device in counts if not 0 <= device < clients)
+    twice = sorted(device for device, times in counts.items() if times > 1)
+    missing = [client for client in range(clients) if client not in counts]
+    if strange:
+        found.append(f"clusters name {listed(strange)}, but the fleet has clients 0 to {clients - 1}")
+    if twice:
+        where = [k for k, devices in enumerate(members) if twice[0] in devices]
+        found.append(f"clusters overlap: {listed(twice)} more than once (client {twice[0]} in {where}); keep one each")
+    if missing:
+        found.append(f"clusters miss {listed(missing)}; every client belongs to one")
+    return found
+
+
+def listed(clients: Sequence[int]) -> str:
+    named = ", ".join(map(str, clients[:NAMED]))
+    return f"client {named}" + (f" and {len(clients) - NAMED} more" if len(clients) > NAMED else "")
+
+
+# ---- from a config ------------------------------------------------------------------------------
+def layout(
+    count: int | None = None,
+    sizes: list[int] | None = None,
+    members: list[list[int]] | None = None,
+    graph: str | Mapping[str, Any] = "ring",
+    graphs: list[Any] | None = None,
+    weights: str | list[Any] = "metropolis",
+    latency: LawSpec = 0.0,
+    mbit: LawSpec | None = None,
+    pace: list[float] | None = None,
+    shared_uplink: bool = False,
+) -> None:
+    """Who: a `count` of clusters as equal as can be, their `sizes`, or their `members`. A `graph` for all or `graphs`
+    for each, by name or table. `weights`: by rule, or a matrix for all or for each. Links between devices: `latency`
+    (s) and `mbit`, numbers or laws. `pace`: for each cluster a factor on its seconds per step."""
+
+
+def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
+    """From a number of rings, or a table as `layout` describes it. Raises ConfigError for what cannot be read; what
+    is read and impossible (links, weights, members) is told by `Clusters.problems`."""
+    given: dict[str, Any] = {"count": spec} if fits(spec, int) else dict(spec) if isinstance(spec, Mapping) else {}
+    if not given:
+        raise ConfigError([f"clusters = {spec!r}; give a number of clusters, or a table with count, sizes or members"])
+    found = option_problems("clusters", layout, given)
+    if found:
+        raise ConfigError(found)
+    members = members_of(given, clients, found)
+    laws: dict[str, Law | None] = {"latency": read(given.get("latency", 0.0), "clusters: latency", found), "mbit": None}
+    if (mbit := given.get("mbit")) is not None:
+        found += wrong("clusters: mbit", mbit, positive=True) if numeric(mbit) and mbit == 0 else []
+        laws["mbit"] = read(mbit, "clusters: mbit", found)
+    specs = for_each("graphs", given.get("graphs"), len(members), given.get("graph", "ring"), found)
+    if "graph" in given and "graphs" in given:
+        found.append("clusters: graph is for all clusters, graphs for each; give one of them")
+    paces = paces_of(given, len(members), found)
+    each = []
+    for number, (devices, graph) in enumerate(zip(members, specs, strict=True)):
+        try:
+            made = tuple(graphs_of(graph, len(devices), key(seed, "graph", number)))
+        except ConfigError as error:
+            found += [f"cluster {number}: {sentence}" for sentence in error.problems]
+            continue
+        mixing = mixing_of(given.get("weights", "metropolis"), number, len(members), made, found)
+        each.append(linked_cluster(tuple(devices), made, mixing, laws, seed, paces[number]))
+    if found:
+        raise ConfigError(dict.fromkeys(found))
+    return Clusters(tuple(each), given.get("shared_uplink", False))
+
+
+def members_of(given: Mapping[str, Any], clients: int, found: list[str]) -> list[list[int]]:
+    """The clients of each cluster; consecutive ones where only their number or sizes are given."""
+    ways = [name for name in ("count", "sizes", "members") if given.get(name) is not None]
+    if len(ways) != 1:
+        found.append(f"clusters: {' and '.join(ways) or 'nothing'} given; say one of count, sizes, members")
+        return []
+    what = given[ways[0]]
+    if ways[0] == "members":
+        good = all(isinstance(each, list | tuple) and all(fits(device, int) for device in each) for each in what)
+        if not good or not what:
+            found.append(f"clusters: members = {what!r}; give a list of clients for each cluster")
+        return [list(each) for each in what] if good else []
+    if ways[0] == "sizes":
+        if not what or not all(fits(size, int) and size >= 1 for size in what) or sum(what) != clients:
+            found.append(f"clusters: sizes = {list(what)}; give numbers of devices that sum to the {clients} clients")
+            return []
+        ends = np.cumsum(what)
+    else:
+        if not 1 <= what <= clients:
+            found.append(f"clusters: count = {what}; it must be between 1 and the {clients} clients")
+            return []
+        ends = np.arange(1, what + 1) * clients // what
+    return [list(range(begin, end)) for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def for_each(name: str, given: Any, clusters: int, one: Any, found: list[str]) -> list[Any]:
+    """What is given for each cluster, or the same for all."""
+    if given is None:
+        return [one] * clusters
+    if clusters and len(given) != clusters:
+        found.append(f"clusters: {len(given)} {name} for {clusters} clusters; give one for each")
+        return [one] * clusters
+    return list(given)
+
+
+def paces_of(given: Mapping[str, Any], clusters: int, found: list[str]) -> list[float]:
+    paces = for_each("pace", given.get("pace"), clusters, 1.0, found)
+    for pace in paces:
+        found += wrong("clusters: pace", pace, positive=True)
+    return paces
+
+
+def mixing_of(
+    given: str | Sequence[Any], number: int, clusters: int, graphs: Iterable[nx.Graph], found: list[str]
+) -> tuple[Array, ...]:
+    """The matrices of one cluster: by a rule from its graphs, or as given."""
+    if isinstance(given, str):
+        if given not in WEIGHTS:
+            found.append(unknown("weights of clusters", given, WEIGHTS))
+            return ()
+        return tuple(WEIGHTS[given](graph) for graph in graphs)
+    try:
+        table = [np.asarray(matrix, dtype=np.float64) for matrix in given]
+    except (TypeError, ValueError):
+        table = []
+    if table and all(row.ndim == 1 for row in table) and len({len(row) for row in table}) == 1:
+        return tuple(np.stack(table) for _ in graphs)  # one matrix for all
+    if len(table) != clusters or not all(matrix.ndim == 2 for matrix in table):
+        found.append(f"clusters: weights are neither a rule ({', '.join(WEIGHTS)}), a matrix, nor {clusters} matrices")
+        return ()
+    return tuple(table[number] for _ in graphs)
+
+
+def linked_cluster(
+    members: tuple[int, ...],
+    graphs: tuple[nx.Graph, ...],
+    mixing: tuple[Array, ...],
+    laws: Mapping[str, Law | None],
+    seed: int,
+    pace: float,
+) -> Cluster:
+    """A cluster whose link times are drawn, keyed by the pair of clients (a device alone: its link to the edge)."""
+    devices = np.array(members, dtype=np.int64)
+    pair = np.minimum.outer(devices, devices), np.maximum.outer(devices, devices)
+
+    def drawn(name: str, scale: float) -> tuple[Array, Array]:
+        law = laws[name] or Constant(math.inf)
+        of_pairs: Array = law(uniform(key(seed, f"d2d {name}", *pair))) * scale
+        of_edge: Array = law(uniform(key(seed, f"edge {name}", devices))) * scale
+        return of_pairs, of_edge
+
+    latency, edge_latency = drawn("latency", 1.0)
+    bandwidth, edge_bandwidth = drawn("mbit", MBIT)
+    return Cluster(members, graphs, mixing, latency, bandwidth, edge_latency, edge_bandwidth, pace)

@@ -1,0 +1,46 @@
+"""Asynchronous HL-SGD: each cluster gossips at its own pace and reports to a buffered server; slow ones delay nobody.
+
+A composition of HL-SGD (Guo et al., ICLR 2022, which leaves device heterogeneity to future work) and FedBuff (Nguyen et
+al., AISTATS 2022; Toghani, Uribe, 2022). docs/clusters.md says what their theory covers of it and what it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.staleness import staleness as law
+from offbeat.schedule.buffer import Buffer
+from offbeat.schedule.hybrid import Hybrid
+
+
+def async_hl_sgd(
+    buffer_size: int = 1,
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    p: float = 1.0,
+    gossip_every: int = 1,
+    gossip_rounds: int = 1,
+    server_lr: Rate = 1.0,
+    staleness: str | Mapping[str, Any] = "polynomial",
+    client_options: Mapping[str, float] | None = None,
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """w <- w - server_lr * mean over buffer_size reports of s(staleness) (n_k K / N) delta_k.
+
+    The best server_lr is below 1 where few clusters make a commit: with 1 and a buffer of one the server takes on
+    the cluster's model.
+    """
+    optimiser, s = server.server_optimiser(server_lr), law(staleness)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        share = cohort.devices * (cohort.units / cohort.clients) / len(cohort.steps)
+        return optimiser.apply(w, (s(cohort.staleness) * share) @ updates["delta"], cohort.version)
+
+    inside = Hybrid(Buffer(buffer_size, local_steps), gossip_every, gossip_rounds, p)
+    policy = covered("async-hl-sgd", inside, when, experimental)
+    return Method("async-hl-sgd", policy, Rule(local.sgd(client_lr, client_options), commit, optimiser.init))

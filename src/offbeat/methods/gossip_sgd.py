@@ -1,0 +1,53 @@
+"""Gossip SGD: no server; every device keeps its own model and averages it with its neighbours'.
+
+Lian et al.: Can decentralized algorithms outperform centralized algorithms? NeurIPS 2017; Koloskova et al.: A unified
+theory of decentralized SGD with changing topology and local updates. ICML 2020. It is HL-SGD with one cluster and
+tau -> infinity: a commit every local_steps only looks at the mean of the devices' models, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, covered
+from offbeat.numerics import local
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.weights import shares
+from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.rounds import Rounds
+
+
+def gossip_sgd(
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    gossip_every: int = 1,
+    gossip_rounds: int = 1,
+    client_options: Mapping[str, float] | None = None,
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """X <- W (X - lr G), from each device's own model; version = mean of the devices' models after local_steps each.
+
+    A device remembers how far it has moved from version 0. A momentum begins anew after every local_steps.
+    """
+    share, sgd = shares("uniform"), local.sgd(client_lr, client_options)
+
+    def begin(server: State, job: Job) -> local.Path:
+        path: local.Path = sgd.begin({"model": server["origin"] + server["moved"]}, job)
+        return path
+
+    def finish(server: State, path: local.Path, job: Job) -> Update:
+        moved = path.y - server["origin"]
+        return {"place": moved, "moved": moved}
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        return {"model": w["origin"] + share.of(cohort) @ updates["place"], "origin": w["origin"]}
+
+    def init(x: Vector) -> State:
+        return {"model": x, "origin": x}
+
+    policy = covered(
+        "gossip-sgd", Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, server=False), when, experimental
+    )
+    steps = Local(begin, sgd.step, finish, sgd.rate, sends=("place",), remembers=("moved",))
+    return Method("gossip-sgd", policy, Rule(steps, commit, init, ("model", "origin")))

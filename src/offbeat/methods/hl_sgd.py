@@ -1,0 +1,48 @@
+"""HL-SGD: gossip inside clusters over fast device-to-device links, server averaging between them.
+
+Guo, Sun, Hu, Gong: Hybrid local SGD for federated learning with heterogeneous communications. ICLR 2022 (Algorithm 1).
+The same file is, by its options, gossip PGA (one cluster; Chen et al., ICML 2021), hierarchical local SGD (edge servers
+take the mean; Liu et al., ICC 2020), and without gossip (gossip_rounds = 0) and with p = 1 Local SGD, or distributed
+SGD when local_steps = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.numerics import local, server
+from offbeat.numerics.rates import Rate
+from offbeat.numerics.weights import Weights, shares
+from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.rounds import Rounds
+
+
+def hl_sgd(
+    local_steps: int = 10,
+    client_lr: Rate = 0.05,
+    p: float = 1.0,
+    gossip_every: int = 1,
+    gossip_rounds: int = 1,
+    edge: bool = False,
+    server_lr: Rate = 1.0,
+    weights: Weights = "uniform",
+    client_options: Mapping[str, float] | None = None,
+    when: Policy | None = None,
+    experimental: bool = False,
+) -> Method:
+    """Devices take local_steps (tau) and mix with their neighbours gossip_rounds times after every gossip_every (l);
+    then m = p n of each cluster report. X <- W (X - lr G);  w <- w - server_lr * mean over clusters of mean(delta).
+
+    The mean over clusters is by devices ("uniform": n_k / N, which is line 16 where clusters are of one size) or by
+    samples ("size"). The fleet has the clusters, their graphs and W.
+    """
+    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # 16
+
+    inside = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, p, edge)  # 2-5, 8, 12-15
+    steps = local.sgd(client_lr, client_options)  # 6, 7
+    policy = covered("hl-sgd", inside, when, experimental)
+    return Method("hl-sgd", policy, Rule(steps, commit, optimiser.init, clients=share.clients))

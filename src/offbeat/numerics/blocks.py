@@ -1,0 +1,176 @@
+"""Blocks: clients that step together and mix. A job is a whole cluster's, X <- W (X - lr G), batched over clusters.
+
+A block enters a wave whole. Inside, its devices are rows like any others; after every few steps the rows of each
+cluster are multiplied by its mixing matrix, neighbouring clusters of one size in one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offbeat.method import Carry, State, Update
+from offbeat.numerics import wave as waves
+from offbeat.numerics.wave import CHUNK, Advance, Outcome, Problem, Tally, Work, columns, outcome_of
+from offbeat.records import Begun
+
+
+class Blocks(NamedTuple):
+    """The clusters: who belongs to each, how its models mix at the end of a phase, and who reports."""
+
+    members: tuple[tuple[int, ...], ...]  # clients
+    mixing: tuple[tuple[np.ndarray, ...], ...]  # of each cluster: matrices [n, n], used in turn; none: models stay
+    every: int  # local steps before each mixing
+    reporters: Callable[[int, int], list[int]]  # cluster, job -> places among its members
+
+    def size(self, job: Begun) -> int:
+        return len(self.members[job.client])
+
+    def rows(self, jobs: Sequence[Begun]) -> list[Begun]:
+        """The jobs of clusters as jobs of their devices, cluster after cluster."""
+        return [job._replace(client=device) for job in jobs for device in self.members[job.client]]
+
+    def reported(self, updates: Update, jobs: Sequence[Begun]) -> Update:
+        """What clusters send: the mean over the devices of each that report."""
+        first = [0, *accumulate(map(self.size, jobs))]
+        weights = np.zeros((len(jobs), first[-1]))
+        for row, job in enumerate(jobs):
+            chosen = self.reporters(job.client, job.job)
+            weights[row, [first[row] + place for place in chosen]] = 1 / len(chosen)
+        found = {}
+        for name, vectors in updates.items():
+            by = torch.from_numpy(weights).to(vectors.dtype).to(vectors.device, non_blocking=True)
+            with exact_products():
+                found[name] = by @ vectors
+        return found
+
+
+class Mixer:
+    """The mixing of some clusters, whose rows stand one after the other, on the device that they are on."""
+
+    def __init__(self, blocks: Blocks, jobs: Sequence[Begun], like: Tensor) -> None:
+        self.groups: list[tuple[int, list[Tensor]]] = []  # rows, and [clusters, n, n] for each phase in turn
+        for _, group in groupby(jobs, key=blocks.size):
+            matrices = [blocks.mixing[job.client] for job in group]
+            period = math.lcm(*map(len, matrices))
+            turns = [np.stack([each[phase % len(each)] for each in matrices]) for phase in range(period)]
+            placed = [torch.from_numpy(turn).to(like.dtype).to(like.device, non_blocking=True) for turn in turns]
+            self.groups.append((placed[0].shape[0] * placed[0].shape[1], placed))
+
+    def __call__(self, y: Tensor, phase: int) -> Tensor:
+        parts = []
+        for rows, (_, turns) in zip(torch.split(y, [rows for rows, _ in self.groups]), self.groups, strict=True):
+            w = turns[phase % len(turns)]
+            with exact_products():
+                parts.append(torch.bmm(w, rows.reshape(len(w), w.shape[1], -1)).reshape(rows.shape))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Models are averaged in the full precision of their type, whatever gradients are computed in: a mean that is
+    rounded to ten bits at every step is noise."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@torch.no_grad()
+def block_wave(
+    problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[Begun], advance: Advance = waves.advance
+) -> Outcome:
+    """The devices' outcomes of some clusters' jobs. `starts` holds a row per device, in the order of `blocks.rows`."""
+    order = sorted(range(len(jobs)), key=lambda i: (jobs[i].steps, blocks.size(jobs[i])))
+    first = [0, *accumulate(map(blocks.size, jobs))]
+    if len({job.steps for job in jobs}) > 1 or order != list(range(len(jobs))):
+        outcomes: list[Any] = []
+        rows = [list(range(first[i], first[i + 1])) for i in order]
+        for _, group in groupby(range(len(order)), key=lambda place: jobs[order[place]].steps):
+            places = list(group)
+            mine = [row for place in places for row in rows[place]]
+            own = {name: state[mine] for name, state in starts.items()}
+            outcomes.append(tuple(block_wave(problem, blocks, own, [jobs[order[place]] for place in places], advance)))
+        back = torch.tensor([row for block in rows for row in block], device=starts["model"].device).argsort()
+        return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
+    devices = blocks.rows(jobs)
+    work = columns(problem, devices, starts["model"].device)
+    lanes = lanes_of([problem.samples.per_step(job.client) for job in devices], work.client)
+    mixer = Mixer(blocks, jobs, starts["model"]) if blocks.mixing[jobs[0].client] else None
+    carry = torch.vmap(problem.local.begin)(starts, work.job)
+    tally = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
+    done, steps = 0, jobs[0].steps
+    while done < steps:
+        phase_end = done - done % blocks.every + blocks.every if mixer else steps
+        count = max(1, min(phase_end - done, steps - done, CHUNK // (len(devices) * max(width for _, width in lanes))))
+        carry, tally = abreast(problem, carry, work, tally, done, count, lanes, advance)
+        done += count
+        if mixer and done % blocks.every == 0:
+            carry = with_iterate(carry, mixer(carry[0], done // blocks.every - 1))
+    updates: Update = torch.vmap(problem.local.finish)(starts, carry, work.job)
+    return outcome_of(updates, tally, work.job)
+
+
+Lane = tuple[Tensor | None, int]  # rows (None: all of them) whose steps use so many samples
+
+
+def lanes_of(widths: list[int], like: Tensor) -> list[Lane]:
+    """Rows by the samples of a step: where shards are used whole, devices of a cluster differ."""
+    found = sorted(set(widths))
+    if len(found) == 1:
+        return [(None, found[0])]
+    wide = torch.tensor(widths, device=like.device)
+    return [((wide == width).nonzero()[:, 0], width) for width in found]
+
+
+def abreast(
+    problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, lanes: list[Lane],
+    advance: Advance,
+) -> tuple[Carry, Tally]:  # fmt: skip
+    """All rows `count` steps further, those of one width together."""
+    for rows, width in lanes:
+        if rows is None:
+            return advance(problem, carry, work, tally, begin, count, width)
+        own, whose, sums = pytree.tree_map(lambda t, rows=rows: t[rows], (carry, work, tally))
+        moved = advance(problem, own, whose, sums, begin, count, width)
+        carry, tally = pytree.tree_map(lambda t, new, rows=rows: t.index_copy(0, rows, new), (carry, tally), moved)
+    return carry, tally
+
+
+def with_iterate(carry: Carry, y: Tensor) -> Carry:
+    """The carry with another iterate, its first field."""
+    return carry._replace(**{carry._fields[0]: y})
+
+
+@torch.no_grad()
+def block_twin(problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[Begun]) -> Outcome:
+    """The slow twin of `block_wave`: one device after the other, one neighbour after the other."""
+    outcomes: list[Any] = []
+    first = 0
+    for block in jobs:
+        devices = blocks.rows([block])
+        own = [{name: state[first + i] for name, state in starts.items()} for i in range(len(devices))]
+        first += len(devices)
+        walks = [waves.Walk(problem, start, device) for start, device in zip(own, devices, strict=True)]
+        turns = blocks.mixing[block.client]
+        for k in range(block.steps):
+            for walk in walks:
+                walk.step(k)
+            if turns and (k + 1) % blocks.every == 0:
+                w = turns[((k + 1) // blocks.every - 1) % len(turns)]
+                models = [walk.carry[0] for walk in walks]
+                for i, walk in enumerate(walks):
+                    mean = sum((float(w[i, j]) * model for j, model in enumerate(models)), torch.zeros_like(models[i]))
+                    walk.carry = with_iterate(walk.carry, mean)
+        outcomes += [walk.finish() for walk in walks]
+    return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts), *map(tuple, outcomes)))

@@ -1,0 +1,96 @@
+"""Clusters in the place of clients: devices step and gossip inside, and another policy conducts the clusters."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from offbeat.keys import fold, key
+from offbeat.method import Conductor, Policy
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """`between` speaks of clients and means clusters: an order goes to all devices of one, and they answer as one.
+
+    After every `every` local steps the devices of a cluster exchange models `rounds` times in a row along their links
+    (0: never), or, with `edge`, through an edge server that takes the mean. Steps that are left over at the end of a
+    job are followed by no exchange. When a cluster has finished, a share `sample` of its devices, drawn anew for each
+    job without replacement, sends what it has. Without `server` nothing goes over the links to the server: devices
+    carry on from their own models, and a commit only looks at them.
+    """
+
+    between: Policy
+    every: int = 1
+    rounds: int = 1
+    sample: float = 1.0
+    edge: bool = False
+    server: bool = True
+
+    @property
+    def kind(self) -> str:
+        return f"hybrid {self.between.kind}"
+
+    @property
+    def holds(self) -> bool:
+        return self.between.holds
+
+    @property
+    def overlaps(self) -> bool:
+        return self.between.overlaps
+
+    @property
+    def steps(self) -> int | None:
+        """Local steps that it orders."""
+        found: int | None = getattr(self.between, "steps", None)
+        return found
+
+    @property
+    def gossips(self) -> bool:
+        """Whether devices need links to one another."""
+        return self.rounds > 0 and not self.edge
+
+    def problems(self, clients: int) -> list[str]:
+        """With so many clusters."""
+        found = []
+        if self.every < 1:
+            found.append(f"hybrid: every = {self.every}; devices exchange models after 1 or more local steps")
+        if self.rounds < 0:
+            found.append(f"hybrid: rounds = {self.rounds}; devices exchange models 0 or more times in a row")
+        if not 0 < self.sample <= 1:
+            found.append(f"hybrid: sample = {self.sample}; it is the share of a cluster's devices that report, above 0")
+        if self.steps is None:
+            found.append("hybrid: the devices of a cluster step together; give the number of local steps")
+        elif self.rounds and self.every > self.steps:
+            found.append(f"hybrid: models are exchanged after every {self.every} of {self.steps} steps: never")
+        elif self.edge and self.steps % self.every:
+            found.append(
+                f"hybrid: an edge server takes the mean after every {self.every} steps and reports after {self.steps}; "
+                "the one must divide the other"
+            )
+        return found + self.between.problems(clients)
+
+    def conductor(self, clients: int, rng: random.Random) -> Conductor:
+        return self.between.conductor(clients, rng)
+
+    def exchanges(self, steps: int) -> int:
+        """How often models go over a device's links in a job of so many steps."""
+        return steps // self.every * self.rounds
+
+    def reports(self, devices: int) -> int:
+        """m: how many of a cluster's devices report; the nearest whole number, which may be 0. An edge server reports
+        for all of them, as one.
+
+        >>> [Hybrid(None, sample=1 / 8).reports(n) for n in (3, 8, 12, 16)]
+        [0, 1, 2, 2]
+        """
+        return 1 if self.edge else math.floor(self.sample * devices + 0.5)
+
+    def reporters(self, seed: int, cluster: int, job: int, devices: int) -> list[int]:
+        """Which of them, by their places in the cluster: keyed, so that everyone who asks gets the same answer."""
+        many = self.reports(devices)
+        if many == devices:
+            return list(range(devices))
+        root = key(seed, "report", cluster, job)
+        return sorted(sorted(range(devices), key=lambda place: fold(root, place))[:many])
