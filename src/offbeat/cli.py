@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__, toml
+from offbeat.assemble import make_fleet
 from offbeat.bench import ITEMS
 from offbeat.bench import Settings as Bench
 from offbeat.bench import bench as run_bench
@@ -25,11 +26,12 @@ from offbeat.experiment import replay as replay_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
 from offbeat.fleets.make import FLEETS
+from offbeat.meters import hlsgd
 from offbeat.methods import METHODS
 from offbeat.options import defaults, option_problems
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
-from offbeat.runs import report
+from offbeat.runs import plots, report
 from offbeat.runs.loop import Interrupted, Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.store import read_tensors, strict
@@ -221,6 +223,49 @@ def compare(
         console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))
+
+
+@app.command()
+def clusters(
+    config: ConfigFile = None,
+    fleet: FleetName = None,
+    clients: Annotated[int, typer.Option(help="Devices, where the config's task does not say.", min=1)] = 32,
+    seed: Annotated[int | None, typer.Option(help="Decides random graphs and links.")] = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="A picture of the clusters: a PNG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a fleet's clusters: sizes, links, spectral gaps, and what the theory of HL-SGD asks of them.
+
+    Example: offbeat clusters --fleet hlsgd --set fleet.clusters={count=4,graph="torus"} --out clusters.png
+    """
+    flags = {"fleet": fleet, "seed": seed}
+    experiment = Experiment.of(merge(toml.read(config) if config else {"fleet": "hlsgd"}, flags, sets or [], []))
+    told = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
+    made = make_fleet(experiment, told or clients)
+    if made.clusters is None:
+        raise ConfigError([f"fleet '{made.name}' has no clusters; give it some: --set fleet.clusters=4"])
+    rows = [
+        {"cluster": number, "devices": one.size, "links": sum(graph.number_of_edges() for graph in one.graphs),
+         "most_links": max(degree for graph in one.graphs for _, degree in graph.degree), "rho": one.rho,
+         "gap": 1 - one.rho, "least_tau": hlsgd.least_tau(one.rho),
+         "step_seconds": [float(made.step_seconds[list(one.members)].min()),
+                          float(made.step_seconds[list(one.members)].max())]}
+        for number, one in enumerate(made.clusters.each)
+    ]  # fmt: skip
+    if out is not None:
+        plots.clusters(made, out)
+    if as_json:
+        print(json.dumps(strict({"rho_max": made.clusters.rho_max, "clusters": rows})))
+        return
+    shown = [[str(r["cluster"]), str(r["devices"]), str(r["links"]), str(r["most_links"]), f"{r['rho']:.4f}",
+              f"{r['gap']:.4f}", f"{r['least_tau']:g}", "{:.3g} to {:.3g}".format(*r["step_seconds"])]
+             for r in rows]  # fmt: skip
+    columns = ("cluster", "devices", "links", "most of one", "rho", "1 - rho", "tau from", "s per step")
+    report.show(f"{made.name}: {len(rows)} clusters, rho_max {made.clusters.rho_max:.4f}", columns, shown, console)
+    console.print("tau from: the fewest local steps with which device sampling is covered, (7) of the HL-SGD paper")
+    if out is not None:
+        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
 @app.command("list")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import networkx as nx
 import numpy as np
 
 matplotlib.use("Agg")
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from offbeat.fleets.fleet import Fleet
 from offbeat.records import Arrived, Begun, Commit, Finished, Row
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e09f3e", "#6a4c93", "#3d3d3d", "#00a6a6", "#b5651d")
@@ -153,6 +155,33 @@ def paths(
             axis.plot(*np.atleast_2d(places).T, sign, ms=9 if sign == "k*" else 6, label=name)
         axis.set(title=label, xlabel=names[0], ylabel=names[1])
     axes[0, 0].legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def clusters(fleet: Fleet, path: Path, most: int = 16) -> Path:
+    """A panel for each cluster (the first `most`): devices shaded by their seconds per step, links by their weight."""
+    each = fleet.clusters.each[:most] if fleet.clusters is not None else ()
+    wide = min(4, len(each))
+    rows = -(-len(each) // wide)
+    figure, axes = plt.subplots(rows, wide, figsize=(3.3 * wide, 3.5 * rows), squeeze=False, layout="constrained")
+    slowest = max(float(fleet.step_seconds.max()), 1e-12)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for number, (axis, cluster) in enumerate(zip(axes.flat, each, strict=False)):
+        together = nx.compose_all([nx.Graph(graph) for graph in cluster.graphs])
+        draws = nx.kamada_kawai_layout if cluster.size <= 64 else nx.circular_layout
+        places = draws(together)
+        weights = np.mean([matrix + matrix.T for matrix in cluster.mixing], axis=0) / 2
+        widths = [0.5 + 6 * weights[i, j] for i, j in together.edges]
+        pace = fleet.step_seconds[list(cluster.members)] / slowest
+        nx.draw_networkx_edges(together, places, ax=axis, width=widths, edge_color="#8fb3cf")
+        nx.draw_networkx_nodes(together, places, ax=axis, node_size=240, node_color=pace, cmap="YlOrBr", vmin=0.0,
+                               vmax=1.2, edgecolors="#3d3d3d", linewidths=0.7)  # fmt: skip
+        named = dict(enumerate(cluster.members)) if cluster.size <= 40 else {}
+        nx.draw_networkx_labels(together, places, named, ax=axis, font_size=7)
+        links = sum(graph.number_of_edges() for graph in cluster.graphs)
+        axis.set_title(f"cluster {number}: {cluster.size} devices, {links} links\nrho = {cluster.rho:.3f}", fontsize=9)
+        axis.margins(0.15)
     return save(figure, path)
 
 
