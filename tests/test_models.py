@@ -11,7 +11,7 @@ from offbeat.assemble import build_method
 from offbeat.engines.local import LocalEngine
 from offbeat.errors import ConfigError
 from offbeat.records import Begun
-from offbeat.tasks.models import MODELS, CentreCrop, build
+from offbeat.tasks.models import MODELS, CentreCrop, CropFlip, build
 from offbeat.tasks.task import Task
 
 
@@ -30,6 +30,9 @@ def parameters(model: nn.Module) -> int:
         ("alexnet", (3, 32, 32), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 526336 + 4196352 + 20490),
         ("alexnet", (3, 29, 61), 10, 23296 + 307392 + 663936 + 884992 + 590080 + 2048 * 513 + 4196352 + 20490),
         ("vgg19", (3, 32, 32), 10, 38720 + 221440 + 2065408 + 8259584 + 9439232 + 262656 + 262656 + 5130),
+        ("vgg16", (3, 32, 32), 10, 38720 + 221440 + 1475328 + 5899776 + 7079424 + 262656 + 262656 + 5130),
+        ("heterogeneity-cnn", (3, 32, 32), 10, 2432 + 25632 + 1049088 + 65664 + 1290),
+        ("heterogeneity-cnn", (1, 4, 11), 3, 832 + 25632 + 512 * 65 + 65664 + 3 * 129),
         ("fedavg-cifar-cnn", (3, 32, 32), 10, 4864 + 102464 + 885120 + 73920 + 1930),
         ("fedavg-cifar-cnn", (1, 25, 40), 3, 64 * 26 + 102464 + 885120 + 73920 + 3 * 193),
         ("leaf-femnist-cnn", (1, 28, 28), 62, 832 + 51264 + 6424576 + 127038),
@@ -107,6 +110,9 @@ def test_built_on_the_cpu_whatever_the_default_device():
         ("alexnet", (1, 28, 28), 10, {}, "'alexnet' needs images .* 29x29 pixels, .* of shape 1x28x28; take 'mlp'"),
         ("vgg19", (3, 32, 31), 10, {}, "'vgg19' needs images .* 32x32 pixels, .* of shape 3x32x31; take 'mlp'"),
         ("vgg19", (4,), 10, {}, "'vgg19' needs images .* of shape 4; take 'mlp'"),
+        ("vgg16", (1, 28, 28), 10, {}, "'vgg16' needs images .* 32x32 pixels, .* of shape 1x28x28; take 'mlp'"),
+        ("heterogeneity-cnn", (1, 3, 28), 10, {}, "'heterogeneity-cnn' needs images .* 4x4 pixels, .* 1x3x28; take"),
+        ("heterogeneity-cnn", (3, 32, 32), 10, {"filters": 0}, "filters is 0; give a whole number of at least 1"),
         ("fedagrac-cnn", (1, 28, 28), 10, {"dropout": 1.0}, r"dropout is 1.0; give a number from 0 .* to below 1"),
         ("alexnet", (3, 32, 32), 10, {"dropout": -0.1}, "dropout is -0.1; give a number from 0"),
         ("fedavg-cifar-cnn", (1, 20, 28), 10, {}, "crop is 24, but images are 20x28; give 20 at most, or none"),
@@ -194,9 +200,14 @@ def test_the_cnn_of_fedagrac_has_the_layers_of_its_table() -> None:
             [(64, 32, 32)] * 2 + [(128, 16, 16)] * 2 + [(256, 8, 8)] * 4 + [(512, 4, 4)] * 4 + [(512, 2, 2)] * 4
             + [(512,), (512,), (10,)],
         ),
+        (
+            "vgg16",
+            [(64, 32, 32)] * 2 + [(128, 16, 16)] * 2 + [(256, 8, 8)] * 3 + [(512, 4, 4)] * 3 + [(512, 2, 2)] * 3
+            + [(512,), (512,), (10,)],
+        ),
     ],
 )  # fmt: skip
-def test_the_large_networks_of_fedagrac_have_the_shapes_of_their_tables(name: str, rows: list[tuple[int, ...]]) -> None:
+def test_the_large_networks_have_the_shapes_of_their_tables(name: str, rows: list[tuple[int, ...]]) -> None:
     shapes, x = [], torch.zeros(1, 3, 32, 32)
     for layer in build(name, (3, 32, 32), 10, seed=0).children():
         x = layer(x)
@@ -205,23 +216,40 @@ def test_the_large_networks_of_fedagrac_have_the_shapes_of_their_tables(name: st
     assert shapes == rows
 
 
-@pytest.mark.parametrize("name", ["alexnet", "fedagrac-cnn", "vgg19"])
-def test_dropouts_of_fedagrac_are_an_option(name: str) -> None:
+@pytest.mark.parametrize("name", ["alexnet", "fedagrac-cnn", "vgg16", "vgg19"])
+def test_dropouts_are_an_option(name: str) -> None:
     for options, p in (({}, 0.5), ({"dropout": 0.2}, 0.2)):
         layers = build(name, (3, 32, 32), 10, 0, **options).modules()
         assert [layer.p for layer in layers if isinstance(layer, nn.Dropout | nn.Dropout2d)] == [p, p]
 
 
-def test_the_signal_does_not_fade_in_vgg19() -> None:
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "vgg19"])
+def test_large_networks_can_train_on_crops_and_mirror_images(name: str) -> None:
+    for augment in (False, True):
+        first = next(build(name, (3, 32, 32), 10, 0, augment=augment).children())
+        assert isinstance(first, CropFlip) == augment
+
+
+@pytest.mark.parametrize("name", ["vgg16", "vgg19"])
+def test_the_signal_does_not_fade_in_a_vgg(name: str) -> None:
     """With PyTorch's default weights the first layer's gradient is about 1e-6 of the last one's."""
     torch.manual_seed(0)
-    model = build("vgg19", (3, 32, 32), 10, seed=0, dropout=0.0)
+    model = build(name, (3, 32, 32), 10, seed=0, dropout=0.0)
     nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
     slopes = [float(p.grad.norm()) for p in model.parameters() if p.grad is not None and p.dim() > 1]
     assert min(slopes) > 0.01 * max(slopes)
 
 
-# ---- the networks of FedAvg and of LEAF ---------------------------------------------------------
+# ---- the networks of FedAvg, of FedAvg on heterogeneity and of LEAF -----------------------------
+def test_the_cifar_network_on_heterogeneity_with_its_filters_or_its_dense_layer_as_printed() -> None:
+    assert parameters(build("heterogeneity-cnn", (3, 32, 32), 10, seed=0)) == 1_144_106
+    printed = build("heterogeneity-cnn", (3, 32, 32), 10, seed=0, filters=64)
+    assert parameters(printed) == 2_218_314
+    dense = [(m.in_features, m.out_features) for m in printed.modules() if isinstance(m, nn.Linear)]
+    assert dense == [(4096, 512), (512, 128), (128, 10)]
+    assert printed(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_the_cifar_network_of_fedavg_has_about_a_million_parameters() -> None:
     assert parameters(build("fedavg-cifar-cnn", (3, 32, 32), 10, seed=0)) == 1_068_298
     assert parameters(build("fedavg-cifar-cnn", (3, 24, 24), 10, seed=0, crop=None)) == 1_068_298
@@ -241,13 +269,18 @@ def test_the_femnist_network_of_leaf_has_its_parameters() -> None:
              ("MaxPool2d", 64, 6, 6), ("Flatten", 2304), ("Linear", 384), ("Linear", 192), ("Linear", 10)],
         ),
         (
+            "heterogeneity-cnn", (3, 32, 32), 10,
+            [("Conv2d", 32, 32, 32), ("MaxPool2d", 32, 16, 16), ("Conv2d", 32, 16, 16), ("MaxPool2d", 32, 8, 8),
+             ("Flatten", 2048), ("Linear", 512), ("Linear", 128), ("Linear", 10)],
+        ),
+        (
             "leaf-femnist-cnn", (1, 28, 28), 62,
             [("Conv2d", 32, 28, 28), ("MaxPool2d", 32, 14, 14), ("Conv2d", 64, 14, 14), ("MaxPool2d", 64, 7, 7),
              ("Flatten", 3136), ("Linear", 2048), ("Linear", 62)],
         ),
     ],
 )  # fmt: skip
-def test_layers_of_the_networks_of_fedavg_and_leaf(name: str, shape: Any, outputs: int, rows: Any) -> None:
+def test_layers_of_these_networks(name: str, shape: Any, outputs: int, rows: Any) -> None:
     shapes, x = [], torch.zeros(1, *shape)
     for layer in build(name, shape, outputs, seed=0).children():
         x = layer(x)
@@ -278,6 +311,7 @@ def test_a_centre_crop_is_of_the_middle() -> None:
     [
         ("fedavg-cifar-cnn", (3, 14, 15), {"crop": 12}),
         ("fedavg-cifar-cnn", (3, 9, 10), {"crop": None}),
+        ("heterogeneity-cnn", (3, 8, 9), {}),
         ("leaf-femnist-cnn", (1, 8, 8), {}),
     ],
 )

@@ -201,6 +201,8 @@ def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -
     """A step law that nobody would follow, because the method's config orders the steps itself."""
     given = experiment.method
     ordered = given.get("local_steps") if isinstance(given, Mapping) else None
+    if isinstance(method.when, Hybrid):  # it always orders
+        ordered = method.when.steps
     if isinstance(given, Method) or (isinstance(given, Mapping) and given.get("when") is not None):
         ordered = getattr(method.when, "steps", None)
     if fleet is None or fleet.local_steps is None or ordered is None:

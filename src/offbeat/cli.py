@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__, toml
+from offbeat.advise import THEOREMS
+from offbeat.advise import advise as run_advise
 from offbeat.assemble import make_fleet
 from offbeat.bench import ITEMS
 from offbeat.bench import Settings as Bench
@@ -26,6 +28,8 @@ from offbeat.experiment import replay as replay_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
 from offbeat.fleets.make import FLEETS
+from offbeat.measure import Effort
+from offbeat.measure import measure as run_measure
 from offbeat.meters import hlsgd
 from offbeat.methods import METHODS
 from offbeat.options import defaults, option_problems
@@ -223,6 +227,53 @@ def compare(
         console.print(f"picture: {picture}\ntable:   {written}", highlight=False, soft_wrap=True)
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))
+
+
+@app.command()
+def measure(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="The method whose schedule is looked at.")] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Measure at this model: a run directory or a file.")] = None,
+    train: Annotated[int, typer.Option(help="Or train so many commits first.", min=0)] = 0,
+    samples: Annotated[int, typer.Option(help="Samples of each client to look at; 0: all.", min=0)] = 100,
+    rounds: Annotated[int, typer.Option(help="Rounds of FedAvg for the path estimators.", min=1)] = 10,
+    local_steps: Annotated[int, typer.Option(help="Local steps in each of them.", min=1)] = 10,
+    client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
+    iterations: Annotated[int, typer.Option(help="Steps of power iteration; 0: none.", min=0)] = 10,
+    advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(THEOREMS)}.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
+    device: Device = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all of it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a problem: curvature (L~, L_g, L_h), divergence (zeta, gamma, B), noise, clusters, staleness.
+
+    Example: offbeat measure --task digits --train 50 --advise local-sgd
+    """
+    flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], []))
+    effort = Effort(samples or None, 16 if samples else None, rounds, local_steps, client_lr, iterations)
+    found = run_measure(experiment, checkpoint, train, effort)
+    plan, counsels = run_advise(found, experiment, advise) if advise else (None, {})
+    told = found.json()
+    if plan is not None:
+        told |= {"plan": asdict(plan), "advice": {name: asdict(counsel) for name, counsel in counsels.items()}}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(strict(told), indent=1) + "\n")
+    if as_json:
+        print(json.dumps(strict(told)))
+        return
+    report.show(f"{experiment.task}: loss {found.loss:.4g}", report.READINGS, report.reading_rows(found), console)
+    for line in (found.verdict, *report.schedule_lines(found.schedule), *found.notes):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"{found.passes:.1f} passes over the data in {found.seconds:.1f} s", highlight=False)
+    for name, counsel in counsels.items():
+        for line in report.counsel_lines(name, counsel):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()

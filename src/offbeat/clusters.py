@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +49,8 @@ def problems(method: Method, fleet: Fleet) -> list[str]:
             f"{name}: a cluster steps with all of its devices, but clients of this fleet come and go or lose jobs; "
             "take a fleet whose clients stay"
         )
-    if rule.keeps or rule.uplink is not None or rule.prime is not None or local.looks or local.mark is not None:
+    alone = rule.keeps or rule.uplink is not None or rule.prime is not None or local.looks or local.mark is not None
+    if alone or (local.remembers and policy.server):
         found.append(
             f"{name}: its rule looks at clients one by one, and a policy of clusters does not show them; run it with "
             "its own policy, or run hl-sgd"
@@ -83,17 +85,21 @@ def blocks(fleet: Fleet, policy: Hybrid, seed: int) -> Blocks:
 def crowd(fleet: Fleet, policy: Hybrid, seed: int, vector_bytes: float) -> Crowd:
     """The clusters as the account sees them."""
     clusters, devices = each(fleet), fleet.durations(seed, 0.0, 0.0)
-    sent = [(2 * cluster.size if policy.edge else cluster.sends()) * vector_bytes for cluster in clusters]
+    members, sizes = [cluster.members for cluster in clusters], [cluster.size for cluster in clusters]
+    sent = [[2 * cluster.size] if policy.edge else cluster.sends() for cluster in clusters]
 
-    def reporters(cluster: int, job: int) -> list[int]:
-        members = clusters[cluster].members
-        return [members[place] for place in policy.reporters(seed, cluster, job, len(members))]
+    def behind(cluster: int, job: int) -> Sequence[int]:
+        if policy.edge:
+            return members[cluster]
+        return [members[cluster][place] for place in policy.reporters(seed, cluster, job, sizes[cluster])]
 
     def computing(cluster: int, job: int, steps: int) -> float:
-        members = clusters[cluster].members
-        return sum(devices.compute(device, job, steps) for device in members) / len(members)
+        return sum(devices.compute(device, job, steps) for device in members[cluster])
 
-    def exchanged(cluster: int, steps: int) -> float:
-        return policy.exchanges(steps) * sent[cluster]
+    def exchanged(cluster: int, job: int, steps: int) -> float:
+        many, first, turns = policy.exchanges(steps), job * policy.exchanges(steps), sent[cluster]
+        full, rest = divmod(many, len(turns))
+        models = full * sum(turns) + sum(turns[(first + turn) % len(turns)] for turn in range(rest))
+        return models * vector_bytes
 
-    return Crowd([cluster.members for cluster in clusters], reporters, exchanged, computing, policy.server)
+    return Crowd(members, behind, [policy.reports(size) for size in sizes], exchanged, computing, policy.server)

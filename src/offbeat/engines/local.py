@@ -349,6 +349,18 @@ class LocalEngine:
                 right = hits if right is None else right + hits
         return float(loss) / len(x), None if right is None else float(right) / len(x)
 
+    @torch.no_grad()
+    def evaluate_training(self, flat: Tensor, batch: int = 2048) -> float:
+        """f at a point: the mean over clients of their mean losses."""
+        samples, model = self.problem.samples, self.problem.model
+        total = 0.0
+        for client, size in enumerate(samples.sizes):
+            rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
+            for part in torch.split(rows, batch):
+                out = model.outputs(flat, samples.x[part])
+                total += float(model.mean_loss(out, samples.y[part])) * len(part) / size
+        return total / samples.clients
+
     # ---- checkpoints ----------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and the plain facts: with them a resumed run goes on with the same bits."""

@@ -40,10 +40,11 @@ class Timing:
             receiver, sender = np.nonzero(hears + np.eye(cluster.size))
             self.heard.append((sender, np.searchsorted(receiver, np.arange(cluster.size))))
 
-    def finish(self, step: Array, steps: int) -> Array:
-        """When each device has done so many local steps, `step` seconds each, with all exchanges between them."""
+    def finish(self, step: Array, steps: int, turn: int = 0) -> Array:
+        """When each device has done so many local steps, `step` seconds each, with all exchanges between them, of which
+        the first is the `turn`-th."""
         now = np.zeros_like(step)
-        every, turn = self.policy.every, 0
+        every = self.policy.every
         for _ in range(steps // every if self.policy.rounds else 0):
             now = now + every * step
             for _ in range(self.policy.rounds):
@@ -87,8 +88,8 @@ class BlockDurations:
         assert fleet.clusters is not None
         self.devices, self.clusters, self.policy, self.seed = devices, fleet.clusters.each, policy, seed
         self.timings = [Timing(cluster, policy, vector_bytes) for cluster in self.clusters]
-        # Seconds of a job by cluster and steps, where all jobs are alike.
-        self.known: dict[tuple[int, int], float] | None = {} if fleet.jitter is None else None
+        # Seconds of a job by cluster, steps and first graph, where all jobs are alike but for those.
+        self.known: dict[tuple[int, int, int], float] | None = {} if fleet.jitter is None else None
 
     @property
     def clients(self) -> int:
@@ -104,14 +105,15 @@ class BlockDurations:
         return max(self.devices.download(device, job) for device in self.clusters[client].members)
 
     def compute(self, client: int, job: int, steps: int) -> float:
+        turn = job * self.policy.exchanges(steps) % len(self.clusters[client].graphs)
         if self.known is None:
-            return self.finish(client, job, steps)
-        if (client, steps) not in self.known:
-            self.known[client, steps] = self.finish(client, job, steps)
-        return self.known[client, steps]
+            return self.finish(client, job, steps, turn)
+        if (client, steps, turn) not in self.known:
+            self.known[client, steps, turn] = self.finish(client, job, steps, turn)
+        return self.known[client, steps, turn]
 
-    def finish(self, client: int, job: int, steps: int) -> float:
-        return float(self.timings[client].finish(self.step_seconds(client, job), steps).max())
+    def finish(self, client: int, job: int, steps: int, turn: int) -> float:
+        return float(self.timings[client].finish(self.step_seconds(client, job), steps, turn).max())
 
     def step_seconds(self, client: int, job: int) -> Array:
         members = self.clusters[client].members

@@ -56,9 +56,9 @@ class Cluster:
         """[n, n]: 1 where the link from j to i is there."""
         return links(self.graphs[turn % len(self.graphs)])
 
-    def sends(self) -> float:
-        """Models that go over the cluster's links in one exchange, on average over its graphs."""
-        return float(np.mean([self.hears(turn).sum() for turn in range(len(self.graphs))]))
+    def sends(self) -> list[int]:
+        """Models that go over the cluster's links in one exchange, by graph."""
+        return [int(self.hears(turn).sum()) for turn in range(len(self.graphs))]
 
     def problems(self, where: str) -> list[str]:
         found = []
@@ -145,8 +145,7 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     if not given:
         raise ConfigError([f"clusters = {spec!r}; give a number of clusters, or a table with count, sizes or members"])
     found = option_problems("clusters", layout, given)
-    if found:
-        raise ConfigError(found)
+    given = {name: value for name, value in given.items() if not option_problems("", layout, {name: value})}
     members = members_of(given, clients, found)
     laws: dict[str, Law | None] = {"latency": read(given.get("latency", 0.0), "clusters: latency", found), "mbit": None}
     if (mbit := given.get("mbit")) is not None:
@@ -158,6 +157,9 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     paces = paces_of(given, len(members), found)
     each = []
     for number, (devices, graph) in enumerate(zip(members, specs, strict=True)):
+        if not devices:
+            found.append(f"cluster {number} has no devices; leave it out")
+            continue
         try:
             made = tuple(graphs_of(graph, len(devices), key(seed, "graph", number)))
         except ConfigError as error:
@@ -173,24 +175,26 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
 def members_of(given: Mapping[str, Any], clients: int, found: list[str]) -> list[list[int]]:
     """The clients of each cluster; consecutive ones where only their number or sizes are given."""
     ways = [name for name in ("count", "sizes", "members") if given.get(name) is not None]
+    anyway = [list(range(clients))]  # so that a first problem does not hide the others
     if len(ways) != 1:
-        found.append(f"clusters: {' and '.join(ways) or 'nothing'} given; say one of count, sizes, members")
-        return []
+        if not found:
+            found.append(f"clusters: {' and '.join(ways) or 'nothing'} given; say one of count, sizes, members")
+        return anyway
     what = given[ways[0]]
     if ways[0] == "members":
         good = all(isinstance(each, list | tuple) and all(fits(device, int) for device in each) for each in what)
         if not good or not what:
             found.append(f"clusters: members = {what!r}; give a list of clients for each cluster")
-        return [list(each) for each in what] if good else []
+        return [list(each) for each in what] if good and what else anyway
     if ways[0] == "sizes":
         if not what or not all(fits(size, int) and size >= 1 for size in what) or sum(what) != clients:
             found.append(f"clusters: sizes = {list(what)}; give numbers of devices that sum to the {clients} clients")
-            return []
+            return anyway
         ends = np.cumsum(what)
     else:
         if not 1 <= what <= clients:
             found.append(f"clusters: count = {what}; it must be between 1 and the {clients} clients")
-            return []
+            return anyway
         ends = np.arange(1, what + 1) * clients // what
     return [list(range(begin, end)) for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
 
@@ -199,7 +203,9 @@ def for_each(name: str, given: Any, clusters: int, one: Any, found: list[str]) -
     """What is given for each cluster, or the same for all."""
     if given is None:
         return [one] * clusters
-    if clusters and len(given) != clusters:
+    if len(given) != clusters:
+        if found:  # how many clusters there are is not known
+            return [*given, *[one] * clusters][:clusters]
         found.append(f"clusters: {len(given)} {name} for {clusters} clusters; give one for each")
         return [one] * clusters
     return list(given)

@@ -72,8 +72,12 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     size = (1, 0) if found else (clients, seed)
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
     law = fitting.pop("local_steps", None) if found else None
-    if found:
-        fitting.pop("clusters", None)  # they are of a fleet of another size
+    spec = fitting.pop("clusters", None) if found else None
+    try:
+        if spec is not None and fits(clients, int) and clients > 0:
+            found += [f"fleet '{name}': {sentence}" for sentence in clusters_of(spec, clients, 0).problems(clients)]
+    except ConfigError as error:
+        found += [f"fleet '{name}': {sentence}" for sentence in error.problems]
     try:
         if law is not None and "deadline" not in str(law):  # the fleet's speeds are not known
             step_plan(law, np.ones(clients if fits(clients, int) and clients > 0 else 1), 0)

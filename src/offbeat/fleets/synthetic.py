@@ -224,9 +224,13 @@ def hlsgd(
     Downloads take no time there. The paper gives times, not bytes per second, so all of them stand as latencies."""
     given = {"step_hours": step_hours, "d2d_hours": d2d_hours, "d2s_hours": d2s_hours}
     found = [sentence for name, hours in given.items() for sentence in wrong(name, hours)]
+    table = dict(clusters) if isinstance(clusters, Mapping) else {"count": clusters}
+    latency = 0.0 if found else d2d_hours * HOUR / 2
+    try:
+        made = clusters_of({"latency": latency, "shared_uplink": True, **table}, clients, seed)
+    except ConfigError as error:
+        found += error.problems
     if found:
         raise ConfigError(found)
-    table = dict(clusters) if isinstance(clusters, Mapping) else {"count": clusters}
-    made = clusters_of({"latency": d2d_hours * HOUR / 2, "shared_uplink": True, **table}, clients, seed)
     fleet = compose("hlsgd", clients, seed, {"step_seconds": step_hours * HOUR})
     return clustered(replace(fleet, up_latency=np.full(clients, d2s_hours * HOUR)), made)

@@ -58,12 +58,13 @@ class Mixer:
 
     def __init__(self, blocks: Blocks, jobs: Sequence[Begun], like: Tensor) -> None:
         self.groups: list[tuple[int, list[Tensor]]] = []  # rows, and [clusters, n, n] for each phase in turn
-        for _, group in groupby(jobs, key=blocks.size):
-            matrices = [blocks.mixing[job.client] for job in group]
-            period = math.lcm(*map(len, matrices))
-            turns = [np.stack([each[phase % len(each)] for each in matrices]) for phase in range(period)]
-            placed = [torch.from_numpy(turn).to(like.dtype).to(like.device, non_blocking=True) for turn in turns]
-            self.groups.append((placed[0].shape[0] * placed[0].shape[1], placed))
+        for size, group in groupby(jobs, key=blocks.size):
+            # Matrices go on in turn from job to job.
+            each = [(blocks.mixing[job.client], job.job * (job.steps // blocks.every)) for job in group]
+            period = math.lcm(*(len(matrices) for matrices, _ in each))
+            turns = [np.stack([matrices[(since + phase) % len(matrices)] for matrices, since in each])
+                     for phase in range(period)]  # fmt: skip
+            self.groups.append((size * len(each), [rounded(turn, like) for turn in turns]))
 
     def __call__(self, y: Tensor, phase: int) -> Tensor:
         parts = []
@@ -72,6 +73,15 @@ class Mixer:
             with exact_products():
                 parts.append(torch.bmm(w, rows.reshape(len(w), w.shape[1], -1)).reshape(rows.shape))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def rounded(matrices: np.ndarray, like: Tensor) -> Tensor:
+    """Mixing matrices in another precision and place, the diagonals made up so that columns still sum to one: else the
+    mean would drift by the same rounding at every step."""
+    cast = torch.from_numpy(matrices).to(like.dtype).double()
+    diagonal = torch.diagonal(cast, dim1=-2, dim2=-1)
+    diagonal += 1 - cast.sum(-2)
+    return cast.to(like.dtype).to(like.device, non_blocking=True)
 
 
 @contextmanager
@@ -167,7 +177,7 @@ def block_twin(problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[B
             for walk in walks:
                 walk.step(k)
             if turns and (k + 1) % blocks.every == 0:
-                w = turns[((k + 1) // blocks.every - 1) % len(turns)]
+                w = turns[(block.job * (block.steps // blocks.every) + k // blocks.every) % len(turns)]
                 models = [walk.carry[0] for walk in walks]
                 for i, walk in enumerate(walks):
                     mean = sum((float(w[i, j]) * model for j, model in enumerate(models)), torch.zeros_like(models[i]))

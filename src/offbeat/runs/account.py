@@ -15,9 +15,10 @@ class Crowd:
     """Clusters that report as one: what stands behind a row of the trace that speaks of one of them."""
 
     members: Sequence[Sequence[int]]  # clients
-    reporters: Callable[[int, int], Sequence[int]]  # cluster, job -> which clients report
-    exchanged: Callable[[int, int], float]  # cluster, steps -> bytes between its devices in a job
-    computing: Callable[[int, int, int], float]  # cluster, job, steps -> seconds that a device computes, on average
+    behind: Callable[[int, int], Sequence[int]]  # cluster, job -> clients whose models are in its report
+    reports: Sequence[int]  # updates that each cluster sends
+    exchanged: Callable[[int, int, int], float]  # cluster, job, steps -> bytes between its devices
+    computing: Callable[[int, int, int], float]  # cluster, job, steps -> seconds that its devices compute, all told
     server: bool = True  # models go to and from the server
 
 
@@ -73,7 +74,7 @@ class Account:
         self.participation.update(client for job in jobs for client in self.reporting(*job))
 
     def reporting(self, client: int, job: int) -> Sequence[int]:
-        return (client,) if self.crowd is None else self.crowd.reporters(client, job)
+        return (client,) if self.crowd is None else self.crowd.behind(client, job)
 
     def copies(self, client: int) -> int:
         """How many times a model goes down to whom a row calls a client."""
@@ -94,13 +95,12 @@ class Account:
             else:
                 self.busy_seconds += self.crowd.computing(record.client, record.job, begun.steps)
                 self.client_steps += begun.steps * len(self.crowd.members[record.client])
-                self.bytes_d2d += self.crowd.exchanged(record.client, begun.steps)
+                self.bytes_d2d += self.crowd.exchanged(record.client, record.job, begun.steps)
             self.samples += begun.steps * self.samples_per_step[record.client]
             self.samples += self.looked[record.client] if self.looked else 0
         elif kind is Arrived:
             if self.crowd is not None:
-                many = len(self.crowd.reporters(record.client, record.job)) * self.crowd.server
-                self.bytes_up += self.up_bytes * many
+                self.bytes_up += self.up_bytes * self.crowd.reports[record.client] * self.crowd.server
             elif self.uplink is None:
                 self.bytes_up += self.up_bytes
             else:
@@ -123,9 +123,9 @@ class Account:
 
     def idle_share(self) -> float:
         """The share of the clients' time (while they are there) in which they do not compute."""
-        units = self.clients if self.crowd is None else len(self.crowd.members)
-        there = units * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
-        busy = self.busy_seconds + sum(self.time - since for since, _ in self.working.values())
+        there = self.clients * self.time - self.away_seconds - sum(self.time - t for t in self.away.values())
+        many = [1] * self.clients if self.crowd is None else [len(members) for members in self.crowd.members]
+        busy = self.busy_seconds + sum((self.time - since) * many[c] for c, (since, _) in self.working.items())
         return max(0.0, 1 - busy / there) if there > 0 else 0.0
 
     def summary(self) -> dict[str, Any]:

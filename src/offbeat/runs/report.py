@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -106,3 +106,49 @@ def write_table(path: Path, title: str, columns: Sequence[str], rows: Sequence[S
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"# {title}\n\n{markdown(columns, rows)}")
     return path
+
+
+# ---- what was measured --------------------------------------------------------------------------
+READINGS = ("", "value", "95 % interval", "how", "says")
+
+
+class Measured(Protocol):
+    @property
+    def readings(self) -> Sequence[Any]: ...
+
+
+def reading_rows(measured: Measured) -> list[list[str]]:
+    rows = []
+    for reading in measured.readings:
+        ends = "" if reading.low is None else f"{reading.low:.4g} to {reading.high:.4g}"
+        rows.append([reading.symbol, f"{reading.value:.4g}", ends, reading.how, reading.said])
+    return rows
+
+
+def schedule_lines(schedule: Any) -> list[str]:
+    never = f"; {schedule.never} were never heard" if schedule.never else ""
+    lines = [
+        f"schedule of {schedule.commits} commits: staleness {schedule.staleness_mean:.2f} on average, at most "
+        f"{schedule.staleness}; whoever is heard least has {schedule.least:.0%} of an equal part{never}"
+    ]
+    if schedule.likely is not None:
+        lines.append(f"with 99 % chance nobody stays undrawn for more than {schedule.likely:.0f} commits (DLSGD)")
+    return lines
+
+
+def counsel_lines(name: str, counsel: Any) -> list[str]:
+    """What a theorem admits, and which of its conditions the configured rates fail."""
+    lines = [f"{name}: cannot be asked: {sentence}" for sentence in counsel.refused]
+    for whose, advice in (("admits", counsel.own), ("yours", counsel.yours)):
+        if advice is None:
+            continue
+        bound = "" if advice.bound is None else f", {advice.bounded} at most {advice.bound:.3g}"
+        lines.append(f"{name}: {whose} client_lr {advice.client_lr:.3g}, server_lr {advice.server_lr:.3g}{bound}")
+        for condition in advice.failing:
+            sign = "at least" if condition.least else "at most"
+            lines.append(
+                f"    fails {condition.name}: {condition.text}: {condition.given:.3g}, {sign} {condition.allowed:.3g}"
+            )
+        if whose == "admits":
+            lines += [f"    {note}" for note in advice.notes]
+    return lines

@@ -30,7 +30,7 @@ class Hybrid:
 
     @property
     def kind(self) -> str:
-        return f"hybrid {self.between.kind}"
+        return f"hybrid {self.between.kind}" + ("" if self.server else " without server")
 
     @property
     def holds(self) -> bool:
@@ -54,20 +54,29 @@ class Hybrid:
     def problems(self, clients: int) -> list[str]:
         """With so many clusters."""
         found = []
+        if isinstance(self.between, Hybrid):
+            found.append("hybrid: between is hybrid itself; clusters of clusters are not known here")
         if self.every < 1:
             found.append(f"hybrid: every = {self.every}; devices exchange models after 1 or more local steps")
         if self.rounds < 0:
             found.append(f"hybrid: rounds = {self.rounds}; devices exchange models 0 or more times in a row")
         if not 0 < self.sample <= 1:
-            found.append(f"hybrid: sample = {self.sample}; it is the share of a cluster's devices that report, above 0")
+            found.append(
+                f"hybrid: p = {self.sample}; it is the share of a cluster's devices that report, above 0 and at most 1"
+            )
         if self.steps is None:
             found.append("hybrid: the devices of a cluster step together; give the number of local steps")
         elif self.rounds and self.every > self.steps:
             found.append(f"hybrid: models are exchanged after every {self.every} of {self.steps} steps: never")
-        elif self.edge and self.steps % self.every:
+        elif (self.edge or not self.server) and self.steps % max(1, self.every):
             found.append(
-                f"hybrid: an edge server takes the mean after every {self.every} steps and reports after {self.steps}; "
+                f"hybrid: models are exchanged after every {self.every} steps, and a commit looks after {self.steps}: "
                 "the one must divide the other"
+            )
+        if self.edge and (self.rounds != 1 or self.sample != 1):
+            found.append(
+                f"hybrid: an edge server takes one mean and reports for all, so gossip_rounds = {self.rounds} and "
+                f"p = {self.sample:g} have no meaning; leave them at 1"
             )
         return found + self.between.problems(clients)
 

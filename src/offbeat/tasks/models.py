@@ -11,6 +11,8 @@ from torch import nn
 
 from offbeat.errors import ConfigError, unknown
 from offbeat.options import option_problems
+from offbeat.tasks.large_models import CropFlip as CropFlip
+from offbeat.tasks.large_models import alexnet, images, share, vgg16, vgg19
 
 
 def logistic(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
@@ -24,7 +26,7 @@ def linear(input_shape: tuple[int, ...], outputs: int = 1) -> nn.Sequential:
 
 
 def mlp(input_shape: tuple[int, ...], outputs: int, hidden: int = 200) -> nn.Sequential:
-    """One hidden layer with ReLU."""
+    """One hidden layer with ReLU: the two-layer network of many papers, where they do not say how wide it is."""
     _positive("hidden", hidden)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
@@ -34,7 +36,7 @@ def dlsgd_cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
 
     582,026 parameters on 1x28x28 and 878,538 on 3x32x32, with 10 outputs.
     """
-    channels, height, width = _images("dlsgd-cnn", input_shape, 16)
+    channels, height, width = images("dlsgd-cnn", input_shape, 16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5),
@@ -55,7 +57,7 @@ def pfl_cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
 
     1,626,442 parameters on 3x32x32 with 10 outputs. Weights are Glorot-uniform, as there.
     """
-    channels, height, width = _images("pfl-cnn", input_shape, 6)
+    channels, height, width = images("pfl-cnn", input_shape, 6)
     model = nn.Sequential(
         nn.Conv2d(channels, 32, 3),
         nn.ReLU(),
@@ -80,8 +82,8 @@ def fedagrac_cnn(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.
 
     21,840 parameters on 1x28x28 with 10 outputs. The first dropout is of whole channels, before the pooling.
     """
-    channels, height, width = _images("fedagrac-cnn", input_shape, 16)
-    _share("dropout", dropout)
+    channels, height, width = images("fedagrac-cnn", input_shape, 16)
+    share("dropout", dropout)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         nn.Conv2d(channels, 10, 5),
@@ -99,53 +101,6 @@ def fedagrac_cnn(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.
     )
 
 
-def alexnet(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5, augment: bool = False) -> nn.Sequential:
-    """AlexNet for small images, as in the FedaGrac experiments (Table 4): five convolutions, then 2048 twice.
-
-    7,212,874 parameters on 3x32x32 with 10 outputs. With `augment` it trains on random crops and mirror images.
-    """
-    channels, height, width = _images("alexnet", input_shape, 29)
-    left = [((side - 1) // 4 + 1) // 8 for side in (height, width)]
-    return nn.Sequential(
-        *_augmentation(augment),
-        nn.Conv2d(channels, 64, 11, stride=4, padding=5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(192, 384, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        *_dense(256 * math.prod(left), 2048, outputs, dropout),
-    )
-
-
-def vgg19(input_shape: tuple[int, ...], outputs: int, dropout: float = 0.5, augment: bool = False) -> nn.Sequential:
-    """VGG-19 for small images, as in the FedaGrac experiments (Table 5): 16 convolutions, then 512 twice.
-
-    20,554,826 parameters on 3x32x32 with 10 outputs. There is no normalisation, and with PyTorch's default weights the
-    signal would fade in so many layers: the convolutions begin He-normal, with biases of 0. With `augment` it trains on
-    random crops and mirror images.
-    """
-    channels, height, width = _images("vgg19", input_shape, 32)
-    layers: list[nn.Module] = _augmentation(augment)
-    for filters, times in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        for _ in range(times):
-            convolution = nn.Conv2d(channels, filters, 3, padding=1)
-            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-            layers += [convolution, nn.ReLU()]
-            channels = filters
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), *_dense(512 * (height // 32) * (width // 32), 512, outputs, dropout))
-
-
 def fedavg_cifar_cnn(input_shape: tuple[int, ...], outputs: int, crop: int | None = 24) -> nn.Sequential:
     """The CIFAR-10 network of McMahan et al. (2017), from a tutorial of TensorFlow: two 5x5 convolutions, 384, 192.
 
@@ -154,7 +109,7 @@ def fedavg_cifar_cnn(input_shape: tuple[int, ...], outputs: int, crop: int | Non
     response normalisation, without parameters, in each of the first two layers; both are left out here. Weights begin
     as PyTorch draws them.
     """
-    channels, height, width = _images("fedavg-cifar-cnn", input_shape, 1)
+    channels, height, width = images("fedavg-cifar-cnn", input_shape, 1)
     middle: list[nn.Module] = []
     if crop is not None:
         _positive("crop", crop)
@@ -186,7 +141,7 @@ def leaf_femnist_cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Sequentia
 
     6,603,710 parameters on 1x28x28 with 62 outputs.
     """
-    channels, height, width = _images("leaf-femnist-cnn", input_shape, 4)
+    channels, height, width = images("leaf-femnist-cnn", input_shape, 4)
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -201,16 +156,30 @@ def leaf_femnist_cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Sequentia
     )
 
 
-def _dense(inputs: int, hidden: int, outputs: int, dropout: float) -> list[nn.Module]:
-    """The end of both large networks: two hidden layers, each behind a dropout."""
-    _share("dropout", dropout)
-    first = [nn.Dropout(dropout), nn.Linear(inputs, hidden), nn.ReLU()]
-    second = [nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()]
-    return [*first, *second, nn.Linear(hidden, outputs)]
+def heterogeneity_cnn(input_shape: tuple[int, ...], outputs: int, filters: int = 32) -> nn.Sequential:
+    """The CIFAR-10 network of the FedAvg paper on heterogeneity (Appendix C): two 5x5 convolutions, 512, 128.
 
-
-def _augmentation(wanted: bool) -> list[nn.Module]:
-    return [CropFlip()] if wanted else []
+    1,144,106 parameters on 3x32x32 with 10 outputs. The paper prints two convolutions of 32 filters and then a layer
+    of 4096 x 512, which do not fit each other: 4096 is 64 x 8 x 8, of a padding by 2 and 64 filters in the second one.
+    The padding is taken; `filters` in the second one are 32, and with 64 the layer is as printed: 2,218,314
+    parameters. ReLUs, of which it does not speak, stand after every layer but the last.
+    """
+    channels, height, width = images("heterogeneity-cnn", input_shape, 4)
+    _positive("filters", filters)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, filters, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(filters * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+        nn.Linear(512, 128),
+        nn.ReLU(),
+        nn.Linear(128, outputs),
+    )
 
 
 class CentreCrop(nn.Module):
@@ -225,39 +194,18 @@ class CentreCrop(nn.Module):
         return x[..., top : top + self.size, left : left + self.size]
 
 
-class CropFlip(nn.Module):
-    """A random crop after padding by 4 pixels, and a mirror image for every other one; while training only.
-
-    Its draws are keyed like those of dropout, because they are made of them.
-    """
-
-    PAD, BITS = 4, 6
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return x
-        b, c, h, w = x.shape
-        bits = (nn.functional.dropout(x.new_ones(b, 2 * self.BITS + 1), 0.5) > 0).long()
-        digits = bits[:, 1:].reshape(b, 2, self.BITS) << torch.arange(self.BITS, device=x.device)
-        down, right = ((digits.sum(2) * (2 * self.PAD + 1)) >> self.BITS).unbind(1)  # 0 .. 2 PAD, nearly alike
-        across = torch.arange(w, device=x.device)[None]
-        across = torch.where(bits[:, :1] == 1, w - 1 - across, across) + right[:, None]
-        along = torch.arange(h, device=x.device)[None] + down[:, None]
-        wide = nn.functional.pad(x, (self.PAD,) * 4)
-        lines = wide.gather(2, along[:, None, :, None].expand(b, c, h, w + 2 * self.PAD))
-        return lines.gather(3, across[:, None, None].expand(b, c, h, w))
-
-
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
     "dlsgd-cnn": dlsgd_cnn,
     "fedagrac-cnn": fedagrac_cnn,
     "fedavg-cifar-cnn": fedavg_cifar_cnn,
+    "heterogeneity-cnn": heterogeneity_cnn,
     "leaf-femnist-cnn": leaf_femnist_cnn,
     "linear": linear,
     "logistic": logistic,
     "mlp": mlp,
     "pfl-cnn": pfl_cnn,
+    "vgg16": vgg16,
     "vgg19": vgg19,
 }
 
@@ -288,21 +236,3 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int, **op
 def _positive(what: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError([f"{what} is {value}; give a whole number of at least 1."])
-
-
-def _share(what: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ConfigError([f"{what} is {value}; give a number from 0 (nothing is dropped) to below 1."])
-
-
-def _images(model: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Channels, height and width of samples that are images large enough for the model."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise ConfigError(
-            [
-                f"model '{model}' needs images of channels x height x width of at least {least}x{least} pixels, the "
-                f"data has samples of shape {'x'.join(map(str, input_shape)) or '()'}; take 'mlp' or 'logistic'."
-            ]
-        )
-    channels, height, width = input_shape
-    return channels, height, width

@@ -1,0 +1,209 @@
+"""Measure a problem: its constants at a model and along the path from it, what they say, and what theorems admit.
+
+All that needs clients is batched over them, in groups that fit (`meters.gauge`). Squares are of gradients as losses are
+given; nothing is scaled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.assemble import Built, build
+from offbeat.config import Experiment
+from offbeat.engines.local import LocalEngine
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.experiment import run
+from offbeat.meters import curvature, dlsgd
+from offbeat.meters.constants import Constants
+from offbeat.meters.divergence import divergence, noise
+from offbeat.meters.gauge import Gauge
+from offbeat.meters.readings import Reading, readings_of, verdict
+from offbeat.numerics.wave import bytes_per_job
+from offbeat.runs.store import read_tensors
+from offbeat.schedule.horizon import Horizon
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to look at. The defaults measure a small CNN over 100 clients in less than 20 rounds of training."""
+
+    samples: int | None = 100  # of each client; None: all
+    noise_samples: int | None = 16  # of each client, one by one; None: all
+    rounds: int = 10  # of FedAvg, for the path estimators (the paper's 10)
+    local_steps: int = 10  # in each of them
+    client_lr: float = 0.05
+    iterations: int = 10  # of power iteration; 0: none
+    commits: int = 200  # of the schedule that is looked at, where the experiment does not say
+
+    def problems(self) -> list[str]:
+        found = []
+        for name, least in (("samples", 2), ("noise_samples", 2), ("rounds", 1), ("local_steps", 1), ("iterations", 0),
+                            ("commits", 1)):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                found.append(f"{name} = {value}; give at least {least}")
+        if not 0 < self.client_lr < math.inf:
+            found.append(f"client_lr = {self.client_lr}; it must be a positive number")
+        return found
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A method's schedule on a fleet, from the virtual clock alone."""
+
+    commits: int
+    staleness: int  # lambda, tau: the largest
+    staleness_mean: float
+    likely: float | None  # with all but 1 % chance no client stays undrawn for longer (uniform sampling)
+    never: int  # clients or clusters that no commit has heard of
+    least: float  # updates of the client heard least, as a share of an equal part
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: one reading a line, the constants for the theorems, the schedule, and what it cost."""
+
+    readings: tuple[Reading, ...]
+    constants: Constants
+    schedule: Schedule
+    verdict: str
+    loss: float
+    accuracy: float | None
+    passes: float
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        return {**asdict(self), "readings": [reading._asdict() for reading in self.readings]}
+
+
+def measure(
+    experiment: Experiment, checkpoint: str | Path | None = None, train: int = 0, effort: Effort | None = None
+) -> Measured:
+    """Measure an experiment's problem at its first model, at that of a checkpoint (a run directory or its
+    model.safetensors), or after `train` commits of its method."""
+    effort = effort or Effort()
+    if effort.problems():
+        raise ConfigError(effort.problems())
+    if checkpoint is not None and train:
+        raise ConfigError(["give a checkpoint or a number of commits to train, not both"])
+    built = build(experiment)
+    engine = built.engine()
+    notes = []
+    if checkpoint is not None:
+        x = flat_of(engine, read_tensors(model_file(Path(checkpoint)))[0], str(checkpoint))
+    elif train:
+        x = flat_of(engine, run(replace(experiment, until={"commits": train})).model, "the trained model")
+    else:
+        x = engine.problem.model.initial()
+        notes.append("measured at the untrained model; the estimators want one near convergence (train, checkpoint)")
+    began = time.perf_counter()
+    engine.server["model"] = x
+    loss, accuracy = engine.evaluate()
+    gauge = gauge_of(engine, experiment.seed, effort.samples)
+    path = curvature.path(gauge, x, effort.rounds, effort.local_steps, effort.client_lr)
+    powers = {}
+    if effort.iterations:
+        for name in ("smoothness", "global_smoothness", "heterogeneity"):
+            powers[name] = getattr(curvature, name)(gauge, x, effort.iterations, 1e-3)
+    clusters = built.fleet.clusters
+    apart = divergence(gauge, x, [cluster.members for cluster in clusters.each] if clusters else ())
+    sigma = None
+    try:
+        sigma = noise(gauge, x, effort.noise_samples)
+    except ConfigError as error:
+        notes += error.problems
+    batch = built.task.batch_size
+    found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
+    plan = schedule_of(built, effort.commits)
+    start = engine.evaluate_training(x)
+    constants = constants_of(built, found, apart, start)
+    if start < 0:
+        notes.append("the loss is negative here, so it says nothing of f(x) - min f: no gap for the theorems")
+    return Measured(
+        tuple(found), constants, plan, verdict(found), loss, accuracy, gauge.passes, time.perf_counter() - began,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def gauge_of(engine: LocalEngine, seed: int, samples: int | None) -> Gauge:
+    """A gauge whose groups fit into the memory that the engine may use."""
+    problem = engine.problem
+    gauge = Gauge(problem.model, problem.samples, 1, seed, samples)
+    budget = bytes_per_job(problem) * engine.limit
+    gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
+    return gauge
+
+
+def model_file(path: Path) -> Path:
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tensor:
+    """A stored model as a flat vector; a sentence for what belongs to another model."""
+    model = engine.problem.model
+    want = dict(zip(model.names, model.shapes, strict=True))
+    lacking = [name for name in want if name not in tensors]
+    wrong = [f"{name} {tuple(tensors[name].shape)} instead of {shape}" for name, shape in want.items()
+             if name in tensors and tuple(tensors[name].shape) != shape]  # fmt: skip
+    if lacking or wrong:
+        said = "; ".join([*([f"no {', '.join(lacking[:3])}"] if lacking else []), *wrong[:3]])
+        raise OffbeatError(f"{where} holds another model than this task's ({said}); give the task it was made with")
+    flat = torch.cat([tensors[name].reshape(-1) for name in want]).to(model.dtype)
+    if not flat.isfinite().all():
+        raise OffbeatError(f"{where} holds numbers that are not finite; take an earlier checkpoint")
+    return flat.to(engine.device)
+
+
+def schedule_of(built: Built, commits: int) -> Schedule:
+    """The staleness and participation of the experiment's method on its fleet, run on the clock without numerics."""
+    commits = int(built.experiment.until.get("commits", commits))
+    horizon = Horizon(built.clock(), last=commits)
+    account = built.account(built.engine())
+    heard = np.zeros(built.units)
+    for done, step in enumerate(horizon):
+        versions = horizon.skipped(step.commit)
+        account.take(step.rows, step.commit.jobs, [done - version for version in versions])
+        np.add.at(heard, [client for client, _ in step.commit.jobs], 1)
+    size = getattr(built.method.when, "size", None)
+    drawn = built.method.when.kind in ("rounds", "sampled") and size is not None
+    likely = dlsgd.likely_staleness(built.units, size, commits, 0.01) if drawn and size else None
+    stale = account.staleness
+    updates = max(1, sum(stale.values()))
+    mean = sum(k * many for k, many in stale.items()) / updates
+    return Schedule(account.commits, max(stale, default=0), mean, likely, int((heard == 0).sum()),
+                    float(heard.min() / max(heard.mean(), 1e-12)))  # fmt: skip
+
+
+def constants_of(built: Built, found: list[Reading], apart: Any, start: float) -> Constants:
+    """The measured values under the names that theorems use; of two estimates the larger."""
+    value = {reading.name: reading.value for reading in found}
+    largest = {}
+    for name in ("L_tilde", "L_g", "L_h"):
+        largest[name] = max(value[key] for key in value if key.startswith(name))
+    clusters = built.fleet.clusters
+    return Constants(
+        clients=built.task.clients,
+        gap=start if start >= 0 else None,
+        smoothness=largest["L_tilde"],
+        global_smoothness=largest["L_g"],
+        heterogeneity=largest["L_h"],
+        noise=value.get("sigma2_batch"),
+        divergence=apart.zeta2,
+        mean_divergence=apart.gamma2,
+        gradient=float(apart.norms.max()),
+        dissimilarity=value.get("B2"),
+        inside=float(np.mean(apart.inside)) if clusters else None,
+        between=apart.between if clusters else None,
+        between_factor=1.0 if clusters else None,
+        mixing=clusters.rho_max if clusters else None,
+        clusters=len(clusters) if clusters else None,
+    )

@@ -1,0 +1,1 @@
+"""What can be measured of a problem, and what the papers' theorems make of it."""

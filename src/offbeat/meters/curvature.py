@@ -1,0 +1,157 @@
+"""How gradients change: L_h, L_g and L-tilde of the FedAvg paper, along the path of training and by power iteration.
+
+The path estimators are those of its appendix C. They look at the points that training visits, so they are lower
+estimates of the suprema in Assumptions 3.1, 4.1 and 4.2. Power iteration finds those suprema at one point, among small
+moves from it: for quadratics they are the constants themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat.errors import ConfigError
+from offbeat.keys import generator
+from offbeat.meters.gauge import Gauge
+
+
+@dataclass
+class Path:
+    """Ratios seen along some rounds of FedAvg, one entry a round."""
+
+    heterogeneity: list[float] = field(default_factory=list)  # L_h^2
+    smoothness: list[float] = field(default_factory=list)  # L-tilde: the largest of the clients
+    global_smoothness: list[float] = field(default_factory=list)  # L_g
+
+
+def path(gauge: Gauge, x: Tensor, rounds: int, steps: int, lr: float, server_lr: float = 1.0) -> Path:
+    """Appendix C along rounds of FedAvg from x, each of `steps` local steps by every client to its x_i:
+
+    L_h^2 = |grad f(xbar) - mean_i grad F_i(x_i)|^2 / mean_i |x_i - xbar|^2,   xbar the mean of the x_i;
+    L-tilde = max_i |grad F_i(x) - grad F_i(x_i)| / |x - x_i|,   x the model of the round.
+
+    The paper calls "the global model" both what a round starts from and the mean: Assumption 4.2 is about the mean.
+    L_g is taken along as many steps of gradient descent on f, so it does not depend on who has which samples.
+    """
+    found = Path()
+    y, slope = x, gauge.gradient(x)
+    for number in range(rounds):
+        walk = Round(gauge, x, steps, lr)
+        found.heterogeneity.append(walk.heterogeneity())
+        found.smoothness.append(walk.smoothness)
+        x = x - server_lr * walk.moved
+        after = y - lr * slope
+        new = gauge.gradient(after)
+        found.global_smoothness.append(ratio(new - slope, after - y, f"step {number} of gradient descent"))
+        y, slope = after, new
+    return found
+
+
+class Round:
+    """One round of FedAvg, looked at client by client; only sums are kept."""
+
+    def __init__(self, gauge: Gauge, x: Tensor, steps: int, lr: float) -> None:
+        self.gauge, self.x = gauge, x
+        self.moved, self.pull = torch.zeros_like(x), torch.zeros_like(x)  # means of x - x_i and of grad F_i(x_i)
+        self.smoothness = squares = 0.0
+        for clients in gauge.groups():
+            there = gauge.walked(x, clients, steps, lr)
+            gradients, before = gauge.gradients(there, clients), gauge.gradients(x, clients)
+            far = (x - there).norm(dim=1)
+            bent = (gradients - before).norm(dim=1)
+            self.smoothness = max(self.smoothness, float(torch.where(far > 0, bent / far, 0.0).max()))
+            squares += float((x - there).square().sum())
+            self.moved += (x - there).sum(0) / gauge.clients
+            self.pull += gradients.sum(0) / gauge.clients
+        gauge.job += 1
+        self.apart = squares / gauge.clients - float(self.moved.square().sum())  # mean_i |x_i - xbar|^2
+
+    def heterogeneity(self) -> float:
+        scale = float(self.moved.square().sum())
+        if self.apart <= 1e-12 * scale or not self.apart:
+            raise ConfigError(
+                [
+                    "all clients stand at the same place after their local steps, so L_h would be 0 / 0; clients that "
+                    "have the same data need no meter of how they differ, others a larger rate or more local steps"
+                ]
+            )
+        bent = self.gauge.gradient(self.x - self.moved) - self.pull
+        return float(bent.square().sum()) / self.apart
+
+
+def ratio(bent: Tensor, moved: Tensor, where: str) -> float:
+    length = float(moved.norm())
+    if length == 0.0:
+        raise ConfigError([f"{where} did not move: the gradient there is 0, so L_g would be 0 / 0; start elsewhere"])
+    return float(bent.norm()) / length
+
+
+# ---- power iteration ------------------------------------------------------------------------------
+class Power(NamedTuple):
+    """What power iteration came to: it grows towards the constant and never passes it."""
+
+    value: float
+    iterations: int
+    settled: bool  # the last step changed it by less than the tolerance
+
+
+def grown(apply: Callable[[Tensor], Tensor], v: Tensor, iterations: int, tolerance: float) -> Power:
+    """The spectral norm of a symmetric operator: |A v| for v <- A v / |A v|; it cannot fall from step to step."""
+    value, v = 0.0, v / v.norm()
+    for number in range(1, iterations + 1):
+        image = apply(v)
+        length = float(image.norm())
+        if length <= value * (1 + tolerance) or length == 0.0:
+            return Power(max(value, length), number, True)
+        value, v = length, image / length
+    return Power(value, iterations, False)
+
+
+def start(gauge: Gauge, x: Tensor, rows: int = 1) -> Tensor:
+    """A random direction for each row; keyed by the gauge's seed."""
+    draw = torch.Generator().manual_seed(generator(gauge.seed, "power").getrandbits(62))
+    return torch.randn(rows, len(x), generator=draw, dtype=torch.float64).to(x.dtype).to(x.device)
+
+
+def global_smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
+    """L_g at x: the spectral norm of the mean Hessian."""
+    return grown(lambda v: gauge.product(x, v), start(gauge, x)[0], iterations, tolerance)
+
+
+def heterogeneity(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
+    """L_h at x: the supremum of Assumption 4.2 over small moves, sqrt of the largest eigenvalue of mean_i (H_i - H)^2.
+
+    With u_i = (H_i - H) v the u_i sum to zero, so sum_i (H_i - H) u_i = sum_i H_i u_i: two products a client and step.
+    """
+
+    def apply(v: Tensor) -> Tensor:
+        mean = gauge.product(x, v)
+        total = torch.zeros_like(v)
+        for clients in gauge.groups():
+            total += gauge.products(x, gauge.products(x, v, clients) - mean, clients).sum(0)
+        return total / gauge.clients
+
+    power = grown(apply, start(gauge, x)[0], iterations, tolerance)
+    return power._replace(value=math.sqrt(power.value))
+
+
+def smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
+    """L-tilde at x: the largest spectral norm of the clients' Hessians, a group of clients at a time."""
+    found = []
+    for clients in gauge.groups():
+        v = start(gauge, x, 1).expand(len(clients), -1)
+        v, value, settled, number = v / v.norm(dim=1, keepdim=True), 0.0, False, 0
+        while number < iterations and not settled:
+            number += 1
+            image = gauge.products(x, v, clients)
+            lengths = image.norm(dim=1, keepdim=True)
+            largest = float(lengths.max())
+            settled, value = largest <= value * (1 + tolerance), max(value, largest)
+            v = torch.where(lengths > 0, image / lengths.clamp(min=torch.finfo(x.dtype).tiny), v)
+        found.append(Power(value, number, settled))
+    return Power(max(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))

@@ -1,0 +1,109 @@
+"""Gradients and Hessian-vector products of all clients at once, in groups that fit; what they cost is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.keys import key
+from offbeat.numerics import local, wave
+from offbeat.numerics.samples import Samples
+from offbeat.numerics.vector import FlatModel
+from offbeat.records import Begun
+
+PIECE = 128  # samples of a client that are looked at in one go
+
+
+@dataclass
+class Gauge:
+    """The clients of f = mean of the F_i. Each F_i is over its shard, or over `most` samples of it, drawn once.
+
+    A group of `limit` clients is computed together; nothing holds more gradients than that. `looked` counts samples.
+    """
+
+    model: FlatModel
+    samples: Samples
+    limit: int
+    seed: int = 0
+    most: int | None = None
+    looked: int = 0
+    job: int = 0  # of the local steps taken on the way
+    whole: Samples = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = replace(fewer(self.samples, self.most, self.seed), batch=PIECE)
+        self.problem = wave.Problem(self.model, self.whole, local.sgd(1.0), self.seed)
+
+    @property
+    def clients(self) -> int:
+        return self.samples.clients
+
+    @property
+    def passes(self) -> float:
+        """What was looked at, in passes over all samples of all clients."""
+        return self.looked / sum(self.samples.sizes)
+
+    def groups(self) -> Iterator[Tensor]:
+        yield from torch.split(torch.arange(self.clients, device=self.samples.order.device), self.limit)
+
+    def gradients(self, points: Tensor, clients: Tensor) -> Tensor:
+        """grad F_i `[n, d]` of n clients, at one point `[d]` or at one for each `[n, d]`."""
+        at = points if points.dim() == 2 else points.expand(len(clients), -1)
+        self.looked += sum(self.whole.sizes[client] for client in clients.tolist())
+        return wave.full_gradients(self.problem, at, clients)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """grad f at a point."""
+        total = torch.zeros_like(x)
+        for clients in self.groups():
+            total += self.gradients(x, clients).sum(0)
+        return total / self.clients
+
+    def products(self, x: Tensor, v: Tensor, clients: Tensor) -> Tensor:
+        """H_i v `[n, d]` at a point, for one v or one for each, by central differences of the gradient: exact where F_i
+        is quadratic, and the same batched gradients that clients train with."""
+        long = v.norm(dim=-1, keepdim=True)
+        h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + x.norm()) / long.clamp(min=torch.finfo(x.dtype).tiny)
+        there, back = (self.gradients(x + sign * h * v, clients) for sign in (1, -1))
+        found: Tensor = torch.where(long > 0, (there - back) / (2 * h), 0.0)
+        return found
+
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """H v, where H is the mean of the H_i."""
+        total = torch.zeros_like(x)
+        for clients in self.groups():
+            total += self.products(x, v, clients).sum(0)
+        return total / self.clients
+
+    def walked(self, x: Tensor, clients: Tensor, steps: int, lr: float) -> Tensor:
+        """Where clients stand `[n, d]` after so many local steps of SGD from a point, with their own batches."""
+        jobs = [Begun(client, self.job, 0, steps) for client in clients.tolist()]
+        self.looked += sum(steps * self.samples.per_step(job.client) for job in jobs)
+        problem = wave.Problem(self.model, self.samples, local.sgd(lr), self.seed)
+        outcome = wave.wave(problem, {"model": x.expand(len(jobs), -1)}, jobs)
+        return x - outcome.updates["delta"]
+
+    def single(self, x: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
+        """Gradients `[n, d]` of single samples, given by rows of the data."""
+        self.looked += len(rows)
+        inputs, targets = self.samples.batch_of(rows[:, None])
+        noise = wave.full_noise(self.problem, clients, rows)
+        return self.model.gradient(x.expand(len(rows), -1), inputs, targets, noise)[1]
+
+
+def fewer(samples: Samples, most: int | None, seed: int) -> Samples:
+    """At most so many samples of each client, drawn without replacement, keyed by the client."""
+    if most is None or max(samples.sizes) <= most:
+        return samples
+    order, first = samples.order.cpu().numpy(), samples.first.cpu().numpy()
+    shards = []
+    for client, size in enumerate(samples.sizes):
+        shard = order[first[client] : first[client] + size]
+        rng = np.random.default_rng(key(seed, "measured", client))
+        shards.append(shard if size <= most else np.sort(rng.choice(shard, most, replace=False)))
+    made = Samples.of(samples.x, samples.y, shards, samples.batch, samples.sampling)
+    return made.to(samples.order.device)

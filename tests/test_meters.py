@@ -1,0 +1,261 @@
+"""Meters against closed forms on quadratics, against autograd on a network, and through `measure` and `advise`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from offbeat import Experiment, Task, run
+from offbeat.advise import THEOREMS, advise
+from offbeat.assemble import build
+from offbeat.cli import app
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.measure import Effort, gauge_of, measure
+from offbeat.meters import curvature
+from offbeat.meters.divergence import divergence, noise
+from offbeat.meters.gauge import Gauge, fewer
+from offbeat.tasks.quadratic import Family, alike, noise_of, nonconvex, opposed, random_quadratic
+
+BRIEF = Effort(samples=20, noise_samples=4, rounds=3, local_steps=3, iterations=3)
+
+
+def gauge(task: Task, limit: int = 100, most: int | None = None) -> Gauge:
+    return Gauge(task.flat_model(torch.float64), task.samples(torch.float64), limit, 0, most)
+
+
+families = st.builds(
+    lambda kind, clients, dimension, seed: {
+        "random": lambda: Family(*random_quadratic(clients, dimension, seed=seed)),
+        "alike": lambda: alike(clients, dimension, seed=seed),
+        "opposed": lambda: opposed(clients, dimension, 0.7, seed=seed),
+        "nonconvex": lambda: nonconvex(clients, dimension, seed=seed),
+    }[kind](),
+    st.sampled_from(["random", "alike", "opposed", "nonconvex"]),
+    st.integers(2, 9),
+    st.integers(2, 7),
+    st.integers(0, 10**6),
+)
+
+
+def point(family: Family, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(len(family.linear[0])))
+
+
+# ---- closed forms -------------------------------------------------------------------------------
+@settings(max_examples=10, deadline=None)
+@given(families, st.integers(0, 999), st.sampled_from([4, 100]))
+def test_power_iteration_meets_the_tight_constants(family: Family, seed: int, limit: int) -> None:
+    meter, x = gauge(family.task(), limit), point(family, seed)
+    far: Any = {"iterations": 200, "tolerance": 1e-7}
+    assert curvature.global_smoothness(meter, x, **far).value == pytest.approx(family.global_smoothness, rel=1e-3)
+    assert curvature.smoothness(meter, x, **far).value == pytest.approx(family.smoothness, rel=1e-3)
+    found = curvature.heterogeneity(meter, x, **far).value
+    assert found == pytest.approx(family.heterogeneity, rel=1e-3, abs=1e-4)
+    assert found <= family.heterogeneity_bound * (1 + 1e-9) + 1e-4
+
+
+@settings(max_examples=25, deadline=None)
+@given(families, st.integers(0, 999), st.integers(1, 6))
+def test_the_paths_estimates_never_exceed_the_constants(family: Family, seed: int, steps: int) -> None:
+    path = curvature.path(gauge(family.task(), 3), point(family, seed), 4, steps, 0.05)
+    room = 1 + 1e-6
+    assert max(path.heterogeneity) <= family.heterogeneity**2 * room + 1e-9
+    assert max(path.smoothness) <= family.smoothness * room
+    assert max(path.global_smoothness) <= family.global_smoothness * room
+    assert min(path.smoothness) > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(families, st.integers(0, 999), st.floats(0.1, 2.0), st.sampled_from([1, 3, 100]))
+def test_divergence_and_noise_at_a_point(family: Family, seed: int, spread: float, limit: int) -> None:
+    task = family.task(noise=spread, samples=5, seed=seed)
+    meter, x = gauge(task, limit), point(family, seed)
+    found = divergence(meter, x)
+    assert found.zeta2 == pytest.approx(family.divergence(x.numpy()), rel=1e-8, abs=1e-12)
+    assert found.gamma2 == pytest.approx(family.mean_divergence(x.numpy()), rel=1e-8, abs=1e-12)
+    assert float(found.norms.max()) == pytest.approx(family.gradient(x.numpy()), rel=1e-8)
+    assert found.dissimilarity2 == pytest.approx(max(1, family.dissimilarity(x.numpy())), rel=1e-6)
+    sigma = noise(meter, x, None)
+    assert sigma.of_clients == pytest.approx(noise_of(task), rel=1e-8)
+    assert sigma.error == 0
+
+
+def test_some_samples_estimate_the_noise_and_say_how_well() -> None:
+    task = alike(6, 4, seed=1).task(noise=1.0, samples=200, seed=2)
+    x = torch.zeros(4, dtype=torch.float64)
+    exact, some = noise(gauge(task), x, None), noise(gauge(task), x, 40)
+    assert abs(some.mean - exact.mean) < 4 * some.error
+    assert 0 < some.error < 0.3 * exact.mean
+
+
+def test_clusters_differ_inside_and_between() -> None:
+    family = Family(*random_quadratic(7, 4, seed=3))
+    x = torch.ones(4, dtype=torch.float64)
+    gradients = family.gradients(x.numpy())
+    groups = [[0, 3, 4], [1, 2, 5, 6]]
+    centres = [gradients[group].mean(0) for group in groups]
+    want = [np.square(gradients[g] - c).sum(1).mean() for g, c in zip(groups, centres, strict=True)]
+    for limit in (2, 100):
+        found = divergence(gauge(family.task(), limit), x, groups)
+        assert found.inside == pytest.approx(want)
+        whole = sum(len(g) / 7 * (c @ c) for g, c in zip(groups, centres, strict=True)) - found.mean
+        assert found.between == pytest.approx(whole)
+        assert found.gamma2 == pytest.approx(np.average(want, weights=[3, 4]) + found.between)  # it adds up
+
+
+def test_products_are_those_of_autograd() -> None:
+    digits = {"name": "digits", "model": {"name": "mlp", "hidden": 12}, "clients": 4}
+    task = build(Experiment(method={"name": "local-sgd", "n": 4}, task=digits)).task
+    meter = gauge(task)
+    x = meter.model.initial()
+    v = torch.randn(3, len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    clients = torch.tensor([0, 1, 3])
+    found = meter.products(x, v, clients)
+    for row, client in enumerate(clients.tolist()):
+        shard = torch.as_tensor(task.shards[client])
+        xs, ys = meter.samples.x[shard], meter.samples.y[shard]
+        _, want = torch.autograd.functional.hvp(lambda w, xs=xs, ys=ys: meter.model.one(w, xs, ys), x, v[row])
+        assert torch.allclose(found[row], want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+def test_fewer_samples_are_drawn_once_and_cost_less() -> None:
+    task = alike(5, 3, seed=0).task(noise=0.5, samples=50, seed=0)
+    samples = task.samples(torch.float64)
+    some = fewer(samples, 7, 3)
+    assert some.sizes == [7] * 5
+    assert torch.equal(some.order, fewer(samples, 7, 3).order)
+    assert not torch.equal(some.order, fewer(samples, 7, 4).order)
+    assert fewer(samples, None, 0) is samples
+    meter = gauge(task, most=7)
+    meter.gradient(torch.zeros(3, dtype=torch.float64))
+    assert meter.passes == pytest.approx(7 / 50)
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+def test_equal_models_are_a_sentence_not_a_nan() -> None:
+    one = random_quadratic(1, 3, seed=0)
+    same = Family([one[0][0]] * 4, [one[1][0]] * 4)
+    with pytest.raises(ConfigError, match="0 / 0"):
+        curvature.path(gauge(same.task()), torch.ones(3, dtype=torch.float64), 1, 3, 0.1)
+
+
+def test_no_b_at_an_optimum_and_no_noise_of_one_sample() -> None:
+    family = alike(4, 3, seed=1)
+    optimum = torch.from_numpy(np.linalg.solve(family.hessian, np.mean(family.linear, axis=0)))
+    with pytest.raises(ConfigError, match="mean gradient is 0"):
+        _ = divergence(gauge(family.task()), optimum).dissimilarity2
+    with pytest.raises(ConfigError, match="client 0 and 3 more has one sample"):
+        noise(gauge(family.task()), optimum)
+
+
+DIGITS = Experiment(method="local-sgd", task={"name": "digits", "clients": 10}, fleet="uniform", until={"commits": 12})
+
+
+def test_a_checkpoint_is_measured_where_it_stands_and_another_models_is_refused(tmp_path: Path) -> None:
+    run(DIGITS, tmp_path / "a")
+    kept, trained = measure(DIGITS, tmp_path / "a", effort=BRIEF), measure(DIGITS, train=12, effort=BRIEF)
+    assert kept.readings == trained.readings
+    assert kept.accuracy == trained.accuracy
+    other = replace(DIGITS, task={"name": "digits", "clients": 10, "model": "mlp"})
+    with pytest.raises(OffbeatError, match="holds another model"):
+        measure(other, tmp_path / "a", effort=BRIEF)
+    with pytest.raises(ConfigError, match="not both"):
+        measure(DIGITS, tmp_path / "a", 3)
+    with pytest.raises(OffbeatError, match="cannot be read"):
+        measure(DIGITS, tmp_path / "b.safetensors")
+
+
+def test_efforts_that_make_no_sense_are_refused_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        measure(DIGITS, effort=Effort(samples=1, rounds=0, client_lr=-1.0))
+    assert len(caught.value.problems) == 3
+
+
+# ---- the whole ----------------------------------------------------------------------------------
+def test_a_measurement_has_every_constant_and_says_it_in_words() -> None:
+    clustered = replace(DIGITS, method={"name": "hl-sgd", "local_steps": 4, "p": 0.4},
+                        fleet={"name": "hlsgd", "clusters": 2})  # fmt: skip
+    found = measure(clustered, effort=BRIEF)
+    names = {reading.name for reading in found.readings}
+    assert names >= {"L_h", "L_g", "L_tilde", "L_h_power", "zeta", "gamma", "B2", "sigma2", "eps_inside", "rho_max"}
+    assert all(math.isfinite(reading.value) and reading.said for reading in found.readings)
+    assert all(r.low <= r.value <= r.high for r in found.readings if r.low is not None and r.high is not None)
+    assert found.constants.clusters == 2
+    assert found.passes > 0
+    assert "untrained" in found.notes[0]
+    json.dumps(found.json())
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "dlsgd-hetero", "local-sgd"])
+def test_the_schedule_is_that_of_the_run(method: str) -> None:
+    experiment = replace(DIGITS, method={"name": method, ("buffer_size" if method == "fedbuff" else "n"): 3})
+    ran, found = run(experiment), measure(experiment, effort=BRIEF).schedule
+    assert found.commits == 12
+    assert found.staleness == ran.staleness["max"]
+    assert found.staleness_mean == pytest.approx(ran.staleness["mean"])
+    assert (found.likely is not None) == (method != "fedbuff")
+
+
+def test_groups_that_fit_do_not_change_what_is_measured() -> None:
+    built = build(replace(DIGITS, precision="float64"))
+    engine = built.engine()
+    x = engine.problem.model.initial()
+    found = []
+    for limit in (3, 10):
+        meter = gauge_of(engine, 0, 30)
+        meter.limit = limit
+        path = curvature.path(meter, x, 2, 3, 0.1)
+        found.append([*path.heterogeneity, *path.smoothness, divergence(meter, x).zeta2, noise(meter, x, 4).mean])
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+# ---- advice -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", sorted(THEOREMS))
+def test_every_theorem_is_asked_and_says_what_fails(method: str) -> None:
+    fleet = {"name": "hlsgd", "clusters": 2} if method == "hl-sgd" else "uniform"
+    wild = replace(DIGITS, fleet=fleet, method={"name": method, "local_steps": 5, "client_lr": 50.0})
+    found = measure(wild, effort=BRIEF)
+    plan, counsels = advise(found, wild, method)
+    assert plan.client_lr == 50.0
+    assert plan.local_steps == 5
+    for counsel in counsels.values():
+        assert counsel.own is not None
+        assert counsel.yours is not None
+        assert counsel.own.client_lr < 1
+        assert counsel.yours.failing
+
+
+def test_the_theorems_of_local_sgd_depend_on_who_takes_part() -> None:
+    found = measure(DIGITS, effort=BRIEF)
+    everyone = replace(DIGITS, method={"name": "local-sgd", "n": None})
+    assert all("4.3" in name or "4.4" in name for name in advise(found, everyone, "local-sgd")[1])
+    some = replace(DIGITS, method={"name": "local-sgd", "n": 4})
+    assert all("4.5" in name or "4.6" in name for name in advise(found, some, "local-sgd")[1])
+    other, _ = advise(found, DIGITS, "fedbuff")  # a method that the experiment does not run: its defaults
+    assert other.staleness > 0
+    with pytest.raises(ConfigError, match="unknown method"):
+        advise(found, DIGITS, "fedavg")
+
+
+def test_the_command_prints_json_and_a_table(tmp_path: Path) -> None:
+    flags = ["measure", "--task", "digits", "--samples", "10", "--rounds", "2", "--iterations", "2", "--set",
+             "task.clients=8", "--method", "local-sgd", "--set", "method.n=4", "--advise", "local-sgd"]  # fmt: skip
+    made: Any = CliRunner().invoke(app, [*flags, "--json", "--out", str(tmp_path / "m.json")])
+    assert made.exit_code == 0, made.output
+    told = json.loads(made.stdout)
+    assert told == json.loads((tmp_path / "m.json").read_text())
+    assert {"readings", "constants", "schedule", "plan", "advice", "verdict"} <= set(told)
+    shown = CliRunner().invoke(app, flags)
+    assert "L_h" in shown.output
+    assert "passes over the data" in shown.output
+    assert "Theorem 4.5" in shown.output
