@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, what it writes, how it ends."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -458,3 +459,94 @@ def test_a_signal_ends_a_process_with_130_and_the_run_goes_on(name, processes, r
     assert read_metrics(left) == straight.metrics
     model = load_file(left / "model.safetensors")
     assert all(torch.equal(model[name], value) for name, value in straight.model.items())
+
+
+# ---- clusters -----------------------------------------------------------------------------------
+RING_OF_8 = 1 / 3 + 2 / 3 * math.cos(math.pi / 4)  # the second eigenvalue with thirds
+
+
+def test_clusters_shows_the_paper_s_rings(offbeat, tmp_path):
+    code, out, err = offbeat("clusters")
+    assert (code, err) == (0, "")
+    assert f"hlsgd: 4 clusters, rho_max {RING_OF_8:.4f}" in out
+    assert [name for name in ("devices", "links", "most of one", "1 - rho", "tau from", "s per step")
+            if name not in out] == []  # fmt: skip
+    rows = [re.findall(r"[\d.]+", line) for line in out.splitlines() if re.match(r"\S \d ", line)]
+    assert rows == [[str(k), "8", "8", "2", "0.8047", "0.1953", "6", "36", "36"] for k in range(4)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clusters_as_json(result):
+    made = result("clusters", "--fleet", "equal", "--clients", "9", "--set",
+                  'fleet.clusters={sizes=[4, 5], graphs=["star", "path"], pace=[1.0, 3.0]}')  # fmt: skip
+    star, path = made["clusters"]
+    assert (star["cluster"], star["devices"], star["links"], star["most_links"]) == (0, 4, 3, 3)
+    assert (path["cluster"], path["devices"], path["links"], path["most_links"]) == (1, 5, 4, 2)
+    assert star["rho"] == pytest.approx(3 / 4)  # 1 - 1/n
+    assert path["rho"] == pytest.approx(1 / 3 + 2 / 3 * math.cos(math.pi / 5))
+    assert made["rho_max"] == pytest.approx(path["rho"])
+    assert all(one["gap"] == pytest.approx(1 - one["rho"]) for one in (star, path))
+    assert path["step_seconds"] == pytest.approx([3 * seconds for seconds in star["step_seconds"]])
+    assert star["least_tau"] >= 1
+
+
+def test_clusters_of_a_file_are_as_many_as_its_task_says(result, tmp_path):
+    (tmp_path / "config.toml").write_text(
+        'seed = 3\n[task]\nname = "digits"\nclients = 10\n[fleet]\nname = "uniform"\n'
+        'clusters = {count = 2, graph = {name = "erdos-renyi", p = 0.6}}\n'
+    )
+    made = result("clusters", "config.toml")
+    assert [one["devices"] for one in made["clusters"]] == [5, 5]
+    assert made != result("clusters", "config.toml", "--seed", "4")
+    assert made == result("clusters", "config.toml", "--clients", "30")  # the task says how many
+
+
+def test_clusters_draws_a_picture(offbeat, tmp_path):
+    spec = 'fleet.clusters={sizes=[1, 11, 20], graph="one-peer-exponential"}'
+    code, out, err = offbeat("clusters", "--set", spec, "--out", "made/clusters.png")
+    assert (code, err) == (0, "")
+    assert "wrote made/clusters.png" in out
+    assert (tmp_path / "made/clusters.png").read_bytes().startswith(PNG)
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["clusters.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--fleet", "equal"), ["fleet 'equal' has no clusters; give it some: --set fleet.clusters=4"]),
+        (("--fleet", "straggling"), ["fleet 'straggling' has no clusters"]),
+        (("--fleet", "hlsg"), ["unknown fleet 'hlsg': did you mean 'hlsgd'?"]),
+        (("--set", "fleet.clusters=40"), ["clusters: count = 40; it must be between 1 and the 32 clients"]),
+        (("--set", 'fleet.clusters={count=40, graph="rng"}'), ["count = 40", "unknown graph 'rng': did you mean 'ri"]),
+        (("--clients", "6", "--set", 'fleet.clusters={count=2, graph={name="edges", edges=[[0, 1]]}}'),
+         ["cluster 0: no link in any graph for client 2", "cluster 1: no link in any graph for client 5"]),
+        (("--clients", "4", "--set", "fleet.clusters={members=[[0, 1, 2, 3], []]}"), ["cluster 1 has no devices;"]),
+        (("nowhere.toml",), ["cannot read the config nowhere.toml: No such file"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_clusters_that_cannot_be_shown_get_sentences_and_exit_code_2(arguments, said, refused, tmp_path):
+    sentences = refused("clusters", *arguments, "--out", "picture.png")
+    assert len(sentences) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, sentences, strict=True)), sentences
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clusters_help_names_its_options(offbeat):
+    code, out, err = offbeat("clusters", "--help")
+    assert (code, err) == (0, "")
+    assert [name for name in ("--fleet", "--clients", "--seed", "--set", "--out", "--json") if name not in out] == []
+    assert "clusters" in offbeat("--help")[1]
+
+
+def test_clusters_asks_for_the_name_of_a_picture(refused):
+    assert "ending in .png" in refused("clusters", "--out", "clusters")[0]
+
+
+def test_clusters_refuses_a_bad_seed(refused):
+    assert "seed = -1" in refused("clusters", "--seed", "-1")[0]
+
+
+def test_the_graph_without_links_can_be_named(result):
+    made = result("clusters", "--set", 'fleet.clusters={count=4, graph="unlinked"}')
+    assert [one["links"] for one in made["clusters"]] == [0] * 4

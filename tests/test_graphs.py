@@ -99,7 +99,7 @@ def test_exponential(n: int) -> None:
 
 def test_no_links_leave_everything_as_it_is() -> None:
     for weights in WEIGHTS.values():
-        np.testing.assert_array_equal(weights(one("none", 4)), np.eye(4))
+        np.testing.assert_array_equal(weights(one("unlinked", 4)), np.eye(4))
     assert rho(np.eye(4)) == pytest.approx(1.0, **CLOSE)
     assert rho(np.eye(1)) == 0.0
 
@@ -179,7 +179,7 @@ def test_one_node_has_no_links(name: str) -> None:
             assert rho(weights(graph)) == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(set(GRAPHS) - {"edges", "none", "regular"}))
+@pytest.mark.parametrize("name", sorted(set(GRAPHS) - {"edges", "unlinked", "regular"}))
 @pytest.mark.parametrize("n", [2, 3, 12])
 def test_graphs_are_connected(name: str, n: int) -> None:
     assert link_problems("here", graphs_of(SPECS[name], n, 3), range(n)) == []

@@ -32,7 +32,7 @@ from offbeat.measure import Effort
 from offbeat.measure import measure as run_measure
 from offbeat.meters import hlsgd
 from offbeat.methods import METHODS
-from offbeat.options import defaults, option_problems
+from offbeat.options import defaults, fits, option_problems
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import plots, report
@@ -237,7 +237,7 @@ def measure(
     fleet: FleetName = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Measure at this model: a run directory or a file.")] = None,
     train: Annotated[int, typer.Option(help="Or train so many commits first.", min=0)] = 0,
-    samples: Annotated[int, typer.Option(help="Samples of each client to look at; 0: all.", min=0)] = 100,
+    samples: Annotated[int, typer.Option(help="Samples of each client to look at; 0: all.", min=0)] = 32,
     rounds: Annotated[int, typer.Option(help="Rounds of FedAvg for the path estimators.", min=1)] = 10,
     local_steps: Annotated[int, typer.Option(help="Local steps in each of them.", min=1)] = 10,
     client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
@@ -255,7 +255,7 @@ def measure(
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], []))
-    effort = Effort(samples or None, 16 if samples else None, rounds, local_steps, client_lr, iterations)
+    effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
     found = run_measure(experiment, checkpoint, train, effort)
     plan, counsels = run_advise(found, experiment, advise) if advise else (None, {})
     told = found.json()
@@ -292,6 +292,10 @@ def clusters(
     """
     flags = {"fleet": fleet, "seed": seed}
     experiment = Experiment.of(merge(toml.read(config) if config else {"fleet": "hlsgd"}, flags, sets or [], []))
+    if not fits(experiment.seed, int) or experiment.seed < 0:
+        raise ConfigError([f"seed = {experiment.seed!r}; it must be a whole number, 0 or more"])
+    if out is not None and (out.is_dir() or out.suffix.lower() != ".png"):
+        raise ConfigError([f"--out {out}; give the name of a picture, ending in .png"])
     told = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
     made = make_fleet(experiment, told or clients)
     if made.clusters is None:

@@ -35,8 +35,8 @@ from offbeat.schedule.horizon import Horizon
 class Effort:
     """How much to look at. The defaults measure a small CNN over 100 clients in less than 20 rounds of training."""
 
-    samples: int | None = 100  # of each client; None: all
-    noise_samples: int | None = 16  # of each client, one by one; None: all
+    samples: int | None = 32  # of each client; None: all
+    noise_samples: int | None = 8  # of each client, one by one; None: all
     rounds: int = 10  # of FedAvg, for the path estimators (the paper's 10)
     local_steps: int = 10  # in each of them
     client_lr: float = 0.05
@@ -123,8 +123,8 @@ def measure(
         notes += error.problems
     batch = built.task.batch_size
     found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
-    plan = schedule_of(built, effort.commits)
-    start = engine.evaluate_training(x)
+    plan = schedule_of(built, effort.commits, engine)
+    start = gauge.value(x)
     constants = constants_of(built, found, apart, start)
     if start < 0:
         notes.append("the loss is negative here, so it says nothing of f(x) - min f: no gap for the theorems")
@@ -163,11 +163,11 @@ def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tens
     return flat.to(engine.device)
 
 
-def schedule_of(built: Built, commits: int) -> Schedule:
+def schedule_of(built: Built, commits: int, engine: LocalEngine | None = None) -> Schedule:
     """The staleness and participation of the experiment's method on its fleet, run on the clock without numerics."""
     commits = int(built.experiment.until.get("commits", commits))
     horizon = Horizon(built.clock(), last=commits)
-    account = built.account(built.engine())
+    account = built.account(engine or built.engine())
     heard = np.zeros(built.units)
     for done, step in enumerate(horizon):
         versions = horizon.skipped(step.commit)

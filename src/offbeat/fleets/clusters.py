@@ -155,6 +155,10 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     if "graph" in given and "graphs" in given:
         found.append("clusters: graph is for all clusters, graphs for each; give one of them")
     paces = paces_of(given, len(members), found)
+    weights = given.get("weights", "metropolis")
+    if isinstance(weights, str) and weights not in WEIGHTS:
+        found.append(unknown("weights of clusters", weights, WEIGHTS))
+        weights = "metropolis"
     each = []
     for number, (devices, graph) in enumerate(zip(members, specs, strict=True)):
         if not devices:
@@ -165,7 +169,7 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
         except ConfigError as error:
             found += [f"cluster {number}: {sentence}" for sentence in error.problems]
             continue
-        mixing = mixing_of(given.get("weights", "metropolis"), number, len(members), made, found)
+        mixing = mixing_of(weights, number, len(members), made, found)
         each.append(linked_cluster(tuple(devices), made, mixing, laws, seed, paces[number]))
     if found:
         raise ConfigError(dict.fromkeys(found))
@@ -223,9 +227,6 @@ def mixing_of(
 ) -> tuple[Array, ...]:
     """The matrices of one cluster: by a rule from its graphs, or as given."""
     if isinstance(given, str):
-        if given not in WEIGHTS:
-            found.append(unknown("weights of clusters", given, WEIGHTS))
-            return ()
         return tuple(WEIGHTS[given](graph) for graph in graphs)
     try:
         table = [np.asarray(matrix, dtype=np.float64) for matrix in given]

@@ -118,7 +118,7 @@ GRAPHS: dict[str, Builder] = {
     "erdos-renyi": erdos_renyi,
     "exponential": exponential,
     "grid": lattice(nx.path_graph),
-    "none": lambda nodes, seed=0: [nx.empty_graph(nodes)],
+    "unlinked": lambda nodes, seed=0: [nx.empty_graph(nodes)],
     "one-peer-exponential": one_peer_exponential,
     "path": lambda nodes, seed=0: [nx.path_graph(nodes)],
     "regular": regular,

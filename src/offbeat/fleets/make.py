@@ -73,6 +73,8 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
     law = fitting.pop("local_steps", None) if found else None
     spec = fitting.pop("clusters", None) if found else None
+    if found and "clusters" in inspect.signature(MAKERS[name]).parameters:
+        fitting["clusters"] = 1  # its own are of a fleet of another size
     try:
         if spec is not None and fits(clients, int) and clients > 0:
             found += [f"fleet '{name}': {sentence}" for sentence in clusters_of(spec, clients, 0).problems(clients)]

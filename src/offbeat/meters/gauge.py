@@ -63,6 +63,22 @@ class Gauge:
             total += self.gradients(x, clients).sum(0)
         return total / self.clients
 
+    @torch.no_grad()
+    def value(self, x: Tensor) -> float:
+        """f at a point."""
+        total, samples = 0.0, self.whole
+        for clients in self.groups():
+            views = self.model.views(x.expand(len(clients), -1))
+            for width, rows, begin in wave.pieces(samples, clients.tolist()):
+                row, at = (torch.tensor(numbers, device=x.device) for numbers in (rows, begin))
+                mine = clients[row]
+                inputs, targets = samples.batch_of(samples.part(mine, at, width))
+                own = {name: view[row] for name, view in views.items()}
+                losses = self.model.losses(own, inputs, targets, wave.full_noise(self.problem, mine, at))
+                total += float((losses * (width / samples.size[mine])).sum())
+        self.looked += sum(samples.sizes)
+        return total / self.clients
+
     def products(self, x: Tensor, v: Tensor, clients: Tensor) -> Tensor:
         """H_i v `[n, d]` at a point, for one v or one for each, by central differences of the gradient: exact where F_i
         is quadratic, and the same batched gradients that clients train with."""

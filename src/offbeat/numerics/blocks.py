@@ -57,31 +57,34 @@ class Mixer:
     """The mixing of some clusters, whose rows stand one after the other, on the device that they are on."""
 
     def __init__(self, blocks: Blocks, jobs: Sequence[Begun], like: Tensor) -> None:
-        self.groups: list[tuple[int, list[Tensor]]] = []  # rows, and [clusters, n, n] for each phase in turn
+        self.groups: list[tuple[int, list[Tensor]]] = []  # rows, and W - I [clusters, n, n] for each phase in turn
         for size, group in groupby(jobs, key=blocks.size):
             # Matrices go on in turn from job to job.
             each = [(blocks.mixing[job.client], job.job * (job.steps // blocks.every)) for job in group]
             period = math.lcm(*(len(matrices) for matrices, _ in each))
             turns = [np.stack([matrices[(since + phase) % len(matrices)] for matrices, since in each])
                      for phase in range(period)]  # fmt: skip
-            self.groups.append((size * len(each), [rounded(turn, like) for turn in turns]))
+            self.groups.append((size * len(each), [moves(turn, like) for turn in turns]))
 
     def __call__(self, y: Tensor, phase: int) -> Tensor:
         parts = []
         for rows, (_, turns) in zip(torch.split(y, [rows for rows, _ in self.groups]), self.groups, strict=True):
             w = turns[phase % len(turns)]
+            models = rows.reshape(len(w), w.shape[1], -1)
             with exact_products():
-                parts.append(torch.bmm(w, rows.reshape(len(w), w.shape[1], -1)).reshape(rows.shape))
+                parts.append(torch.baddbmm(models, w, models).reshape(rows.shape))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def rounded(matrices: np.ndarray, like: Tensor) -> Tensor:
-    """Mixing matrices in another precision and place, the diagonals made up so that columns still sum to one: else the
-    mean would drift by the same rounding at every step."""
-    cast = torch.from_numpy(matrices).to(like.dtype).double()
-    diagonal = torch.diagonal(cast, dim1=-2, dim2=-1)
-    diagonal += 1 - cast.sum(-2)
-    return cast.to(like.dtype).to(like.device, non_blocking=True)
+def moves(matrices: np.ndarray, like: Tensor) -> Tensor:
+    """W - I in the precision and place of the models, with columns that sum to zero exactly: otherwise the mean would
+    drift by the same rounding at every step. In float32 weights are multiples of 2^-24, of which sums are exact."""
+    apart = torch.from_numpy(matrices).double().clone()
+    if like.dtype == torch.float32:
+        apart = torch.round(apart * 2**24) / 2**24
+    diagonal = torch.diagonal(apart, dim1=-2, dim2=-1)
+    diagonal -= apart.sum(-2)
+    return apart.to(like.dtype).to(like.device, non_blocking=True)
 
 
 @contextmanager

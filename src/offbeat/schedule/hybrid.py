@@ -68,7 +68,7 @@ class Hybrid:
             found.append("hybrid: the devices of a cluster step together; give the number of local steps")
         elif self.rounds and self.every > self.steps:
             found.append(f"hybrid: models are exchanged after every {self.every} of {self.steps} steps: never")
-        elif (self.edge or not self.server) and self.steps % max(1, self.every):
+        elif self.rounds and (self.edge or not self.server) and self.steps % max(1, self.every):
             found.append(
                 f"hybrid: models are exchanged after every {self.every} steps, and a commit looks after {self.steps}: "
                 "the one must divide the other"
