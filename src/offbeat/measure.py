@@ -137,7 +137,7 @@ def measure(
 def gauge_of(engine: LocalEngine, seed: int, samples: int | None) -> Gauge:
     """A gauge whose groups fit into the memory that the engine may use."""
     problem = engine.problem
-    gauge = Gauge(problem.model, problem.samples, 1, seed, samples)
+    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=engine.advance)
     budget = bytes_per_job(problem) * engine.limit
     gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
     return gauge

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -42,7 +43,7 @@ class Cluster:
     def size(self) -> int:
         return len(self.members)
 
-    @property
+    @cached_property
     def rho(self) -> float:
         """The factor by which one exchange shrinks the distance to the cluster's mean, at worst."""
         return rho_of(self.mixing)

@@ -32,10 +32,12 @@ class Gauge:
     most: int | None = None
     looked: int = 0
     job: int = 0  # of the local steps taken on the way
+    advance: wave.Advance = wave.advance  # takes them
     whole: Samples = field(init=False)
 
     def __post_init__(self) -> None:
-        self.whole = replace(fewer(self.samples, self.most, self.seed), batch=PIECE)
+        looked_at = fewer(self.samples, self.most, self.seed)
+        self.whole = replace(looked_at, batch=min(PIECE, max(looked_at.sizes)))
         self.problem = wave.Problem(self.model, self.whole, local.sgd(1.0), self.seed)
 
     @property
@@ -100,7 +102,7 @@ class Gauge:
         jobs = [Begun(client, self.job, 0, steps) for client in clients.tolist()]
         self.looked += sum(steps * self.samples.per_step(job.client) for job in jobs)
         problem = wave.Problem(self.model, self.samples, local.sgd(lr), self.seed)
-        outcome = wave.wave(problem, {"model": x.expand(len(jobs), -1)}, jobs)
+        outcome = wave.wave(problem, {"model": x.expand(len(jobs), -1)}, jobs, self.advance)
         return x - outcome.updates["delta"]
 
     def single(self, x: Tensor, clients: Tensor, rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.papers import dlsgd, fedagrac, fedbuff, hlsgd, inconsistency
+from offbeat.papers import dlsgd, fedagrac, fedbuff, heterogeneity, hlsgd, inconsistency
 from offbeat.papers.recipe import Made, Settings
 
 PAPERS: dict[str, Callable[[Settings], Made]] = {
@@ -22,6 +22,14 @@ PAPERS: dict[str, Callable[[Settings], Made]] = {
     "fedagrac-table2": fedagrac.table2,
     "fedagrac-table6": fedagrac.table6,
     "fedbuff-fig1": fedbuff.fig1,
+    "fedbuff-theorem1": fedbuff.theorem1,
+    "heterogeneity-fig2": heterogeneity.fig2,
+    "heterogeneity-figC": heterogeneity.figC,
+    "heterogeneity-table1": heterogeneity.table1,
+    "heterogeneity-table2": heterogeneity.table2,
+    "heterogeneity-table3": heterogeneity.table3,
+    "heterogeneity-tableC1": heterogeneity.tableC1,
+    "heterogeneity-tableC2": heterogeneity.tableC2,
     "hlsgd-fig1": hlsgd.fig1,
     "hlsgd-fig2": hlsgd.fig2,
     "hlsgd-fig3": hlsgd.fig3,
