@@ -611,7 +611,7 @@ def test_a_cluster_without_devices_is_named_as_such() -> None:
 
 
 THREE = {"name": "equal", "clusters": 3}
-STARVED = "cluster {}: p = 0.1 of {} devices is no device that reports; give p of at least {}"
+STARVED = "cluster {}: p = 0.1 of {} devices is no device that reports; one device is p = {}"
 OF_P = "hybrid: p = {}; it is the share of a cluster's devices that report, above 0 and at most 1"
 DIVIDES = "models are exchanged after every 3 steps, and a commit looks after 10: the one must divide the other"
 ONE_MEAN = "hybrid: an edge server takes one mean and reports for all, so gossip_rounds = {} and p = {} have no meaning"

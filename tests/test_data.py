@@ -161,7 +161,7 @@ GOOD = idx_bytes(np.zeros((12, 28, 28)))
         (IMAGES, GOOD + b"\0", "promises 9424 bytes, it has 9425"),
         (IMAGES, idx_bytes(np.zeros((12, 27, 28))), "images are 27x28, they should be 28x28"),
         (IMAGES + ".gz", b"not gzip", "cannot be read"),
-        (IMAGES + ".gz", gzip.compress(GOOD)[:-12], "cannot be read"),
+        (IMAGES + ".gz", gzip.compress(GOOD, mtime=0)[:-12], "cannot be read"),
         (LABELS, idx_bytes(np.array([0, 1, 10] + 9 * [0])), "sample 2 has label 10, labels are 0 to 9"),
         (LABELS, idx_bytes(np.zeros(11)), "11 labels for 12 images in t10k-images-idx3-ubyte"),
     ],
@@ -301,7 +301,7 @@ def test_libsvm_without_a_sample_or_cut_short(root):
         a9a()
     write_a9a(root / "a9a", zipped=True)
     (root / "a9a/a9a").unlink()
-    (root / "a9a/a9a.gz").write_bytes(gzip.compress(LINES)[:-9])
+    (root / "a9a/a9a.gz").write_bytes(gzip.compress(LINES, mtime=0)[:-9])
     with pytest.raises(OffbeatError, match=r"a9a/a9a\.gz is damaged: it cannot be read"):
         a9a()
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from offbeat import Experiment, Task, run
 from offbeat.advise import THEOREMS, advise
-from offbeat.assemble import build
+from offbeat.assemble import build, build_method
 from offbeat.cli import app
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.measure import Effort, gauge_of, measure
@@ -259,3 +259,57 @@ def test_the_command_prints_json_and_a_table(tmp_path: Path) -> None:
     assert "L_h" in shown.output
     assert "passes over the data" in shown.output
     assert "Theorem 4.5" in shown.output
+
+
+# ---- what a review found ------------------------------------------------------------------------
+def test_json_has_no_infinity() -> None:
+    """Corollary 4.6 sets no bound here, and JSON has no word for that."""
+    flags = ["measure", "--task", "digits", "--method", "local-sgd", "--set", "method.n=2", "--set", "task.clients=12",
+             "--set", 'task.split={name="single-label",percent=90}', "--set", "until.commits=3000", "--samples", "8",
+             "--rounds", "1", "--iterations", "0", "--advise", "local-sgd", "--json"]  # fmt: skip
+    made = CliRunner().invoke(app, flags)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    told = json.loads(made.stdout, parse_constant=refuse)
+    conditions = [c for counsel in told["advice"].values() for c in counsel["own"]["conditions"]]
+    assert all({"name", "given", "allowed", "holds"} <= set(condition) for condition in conditions)
+
+
+def test_advice_counts_gossip_rounds_and_beta() -> None:
+    clustered = replace(DIGITS, fleet={"name": "hlsgd", "clusters": 2})
+    found = measure(replace(clustered, method="hl-sgd"), effort=BRIEF)
+    mixing = []
+    for rounds in (0, 1, 3):
+        method = {"name": "hl-sgd", "p": 0.4, "gossip_rounds": rounds}
+        _, counsels = advise(found, replace(clustered, method=method), "hl-sgd")
+        conditions = [c for counsel in counsels.values() if counsel.own for c in counsel.own.conditions]
+        mixing.append(next(c.given for c in conditions if c.name == "(7)"))
+    assert mixing == pytest.approx([1.0, mixing[1], mixing[1] ** 3])
+    buffered = replace(DIGITS, method={"name": "fedbuff", "buffer_size": 4, "beta": 0.5})
+    assert advise(found, buffered, "fedbuff")[0].server_lr == 0.5
+
+
+def test_the_method_asked_about_may_be_an_object() -> None:
+    theirs = replace(DIGITS, method=build_method({"name": "fedbuff", "buffer_size": 4}))
+    found = measure(theirs, effort=BRIEF)
+    assert advise(found, theirs, "local-sgd")[0].staleness == 0
+    assert advise(found, theirs, "fedbuff")[0].staleness > 0
+
+
+def test_noise_from_a_part_of_a_shard_is_not_too_low() -> None:
+    task = alike(40, 4, seed=1).task(noise=1.0, samples=200, seed=2)
+    x = torch.zeros(4, dtype=torch.float64)
+    exact, some = noise(gauge(task), x, None), noise(gauge(task, most=4), x, None)
+    assert exact.error == 0 < some.error
+    assert abs(some.mean - exact.mean) < 4 * some.error
+    assert some.mean > 0.85 * exact.mean  # without its correction it would be 3/4
+
+
+def test_whole_shards_have_no_noise_and_a_path_that_diverges_is_a_sentence() -> None:
+    whole = replace(DIGITS, task={"name": "digits", "clients": 10, "batch_size": None})
+    found = measure(whole, effort=BRIEF)
+    assert found.constants.noise == 0.0
+    with pytest.raises(ConfigError, match="lower rate"):
+        measure(DIGITS, effort=replace(BRIEF, client_lr=1e30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,13 @@ import numpy as np
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment, split_name
 from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.blocks import phases
+from offbeat.fleets.graphs import rho_of
 from offbeat.fleets.steps import Fixed
 from offbeat.measure import Measured, Schedule, schedule_of
 from offbeat.meters import dlsgd, fedagrac, fedavg, fedbuff, hlsgd
 from offbeat.meters.constants import Advice, Constants, Plan
+from offbeat.method import Method
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.hybrid import Hybrid
 
@@ -39,25 +42,40 @@ class Counsel:
     yours: Advice | None  # with the plan's
     refused: tuple[str, ...] = ()  # why it could not be asked
 
+    def json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"refused": list(self.refused)}
+        for whose, advice in (("own", self.own), ("yours", self.yours)):
+            conditions = [c._asdict() | {"holds": c.holds} for c in advice.conditions] if advice else []
+            told[whose] = asdict(advice) | {"conditions": conditions} if advice else None
+        return told
+
+
+def asked_about(experiment: Experiment, method: str) -> tuple[Built, bool]:
+    """The experiment with the method asked about, and whether it is its own; a sentence where it cannot be asked."""
+    if method not in THEOREMS:
+        raise ConfigError([unknown("method with a theorem here", method, THEOREMS)])
+    given = experiment.method
+    name = given.name if isinstance(given, Method) else split_name("method", given)[0]
+    return build(experiment if name == method else replace(experiment, method=method)), name == method
+
 
 def advise(measured: Measured, experiment: Experiment, method: str) -> tuple[Plan, dict[str, Counsel]]:
     """The theorems of a method, asked about its plan on this problem. The experiment's own options count where its
     method is the one asked about, defaults where it is not."""
-    if method not in THEOREMS:
-        raise ConfigError([unknown("method with a theorem here", method, THEOREMS)])
-    given = experiment.method
-    same = not isinstance(given, str | dict) or split_name("method", given)[0] == method
-    built = build(experiment if same else replace(experiment, method=method))
+    built, same = asked_about(experiment, method)
+    when, constants = built.method.when, measured.constants
     plan = plan_of(built, measured.schedule if same else schedule_of(built, measured.schedule.commits))
-    asked = THEOREMS[method]
+    theorems = THEOREMS[method]
     if method == "local-sgd":
-        asked = EVERYONE if plan.cohort == measured.constants.clients else SAMPLED
-    elif isinstance(built.method.when, Hybrid):
-        asked = asked[:1] if built.method.when.sample == 1 else asked[1:]
+        theorems = EVERYONE if plan.cohort == constants.clients else SAMPLED
+    if isinstance(when, Hybrid) and built.fleet.clusters is not None:
+        theorems = theorems[:1] if when.sample == 1 else theorems[1:]
+        mixing = [rho_of(phases(cluster, when)) if when.rounds else 1.0 for cluster in built.fleet.clusters.each]
+        constants = replace(constants, mixing=max(mixing))  # of a phase, with all its exchanges
     found = {}
-    for theorem in asked:
-        own, refused = attempt(theorem, measured.constants, replace(plan, client_lr=None, server_lr=None))
-        yours, _ = attempt(theorem, measured.constants, plan)
+    for theorem in theorems:
+        own, refused = attempt(theorem, constants, replace(plan, client_lr=None, server_lr=None))
+        yours, _ = attempt(theorem, constants, plan)
         name = next((made.theorem for made in (own, yours) if made is not None), theorem.__name__)
         found[name] = Counsel(own, yours, refused)
     return plan, found
@@ -80,10 +98,11 @@ def plan_of(built: Built, schedule: Schedule) -> Plan:
     cohort = getattr(when, "size", None) or clients
     if isinstance(when, Hybrid) and built.fleet.clusters is not None:
         cohort = min(when.reports(cluster.size) for cluster in built.fleet.clusters.each)
-    options: dict[str, Any] = built.experiment.table()["method"]
-    server = options.get("server_lr")
+    options: dict[str, Any] = built.experiment.table()["method"]  # of a method of your own: its name alone
+    server = options.get("server_lr", options.get("beta"))
+    commits = int(built.experiment.until.get("commits", schedule.commits))
     return Plan(
-        local_steps=steps, cohort=cohort, commits=schedule.commits, client_lr=rule.local.rate(0),
+        local_steps=steps, cohort=cohort, commits=commits, client_lr=rule.local.rate(0),
         server_lr=float(server) if isinstance(server, int | float) else None, staleness=schedule.staleness,
         steps=() if ordered else counts, calibration=rule.local.calibration(0),
     )  # fmt: skip

@@ -141,11 +141,14 @@ def build_method(given: Any) -> Method:
 
 def build_policy(when: Any, problems: list[str]) -> Policy | None:
     """The policy that a config names; what is wrong with it goes into `problems`."""
+    if when is None or hasattr(when, "conductor"):
+        return when  # type: ignore[no-any-return]
     given = {"policy": when} if isinstance(when, str) else when
     if not isinstance(given, Mapping):
-        return given  # type: ignore[no-any-return]
+        problems.append(f"{when!r} is no policy; give a name or a table with one. Known: {', '.join(POLICIES)}")
+        return None
     kind, rest = given.get("policy"), {k: v for k, v in given.items() if k != "policy"}
-    if kind not in POLICIES:
+    if not isinstance(kind, str) or kind not in POLICIES:
         problems.append(unknown("policy", str(kind), POLICIES))
         return None
     before = len(problems)

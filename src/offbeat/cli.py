@@ -6,6 +6,8 @@ import json
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,19 +16,20 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__, toml
-from offbeat.advise import THEOREMS
+from offbeat.advise import THEOREMS, asked_about
 from offbeat.advise import advise as run_advise
-from offbeat.assemble import make_fleet
+from offbeat.assemble import make_fleet, make_task
 from offbeat.bench import ITEMS
 from offbeat.bench import Settings as Bench
 from offbeat.bench import bench as run_bench
 from offbeat.compare import compare as run_comparison
-from offbeat.config import Experiment
+from offbeat.config import POLICIES, Experiment, split_name
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, unknown
 from offbeat.experiment import replay as replay_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
+from offbeat.fleets.graphs import GRAPHS
 from offbeat.fleets.make import FLEETS
 from offbeat.measure import Effort
 from offbeat.measure import measure as run_measure
@@ -51,7 +54,8 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(width=None if sys.stdout.isatty() else 180)
 LISTS: dict[str, dict[str, Any]] = {
-    "methods": METHODS, "tasks": TASKS, "fleets": FLEETS, "models": MODELS, "splits": SPLITS, "papers": PAPERS,
+    "methods": METHODS, "tasks": TASKS, "fleets": FLEETS, "models": MODELS, "splits": SPLITS, "graphs": GRAPHS,
+    "policies": POLICIES, "papers": PAPERS,
 }  # fmt: skip
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
@@ -229,6 +233,19 @@ def compare(
         raise BadNumbers("\n".join(result.broken()))
 
 
+@contextmanager
+def writing(out: Path | None, suffix: str) -> Iterator[None]:
+    """Refuses a name that is no file of this kind before the work, and says what went wrong with the file after it."""
+    if out is not None and (out.is_dir() or out.suffix.lower() != suffix):
+        raise ConfigError([f"--out {out}; give the name of a file, ending in {suffix}"])
+    try:
+        yield
+    except OSError as error:
+        if out is None or error.filename is None or not str(error.filename).startswith(str(out.parent)):
+            raise
+        raise OffbeatError(f"--out {out} cannot be written: {error.strerror}") from None
+
+
 @app.command()
 def measure(
     config: ConfigFile = None,
@@ -255,19 +272,23 @@ def measure(
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], []))
+    if advise is not None:
+        asked_about(experiment, advise)  # what cannot be asked is said before anything is measured
     effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
-    found = run_measure(experiment, checkpoint, train, effort)
-    plan, counsels = run_advise(found, experiment, advise) if advise else (None, {})
-    told = found.json()
-    if plan is not None:
-        told |= {"plan": asdict(plan), "advice": {name: asdict(counsel) for name, counsel in counsels.items()}}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(strict(told), indent=1) + "\n")
+    with writing(out, ".json"):
+        found = run_measure(experiment, checkpoint, train, effort)
+        plan, counsels = run_advise(found, experiment, advise) if advise else (None, {})
+        told = found.json()
+        if plan is not None:
+            told |= {"plan": asdict(plan), "advice": {name: counsel.json() for name, counsel in counsels.items()}}
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(strict(told), indent=1) + "\n")
     if as_json:
         print(json.dumps(strict(told)))
         return
-    report.show(f"{experiment.task}: loss {found.loss:.4g}", report.READINGS, report.reading_rows(found), console)
+    name = split_name("task", experiment.task)[0]
+    report.show(f"{name}: loss {found.loss:.4g}", report.READINGS, report.reading_rows(found), console)
     for line in (found.verdict, *report.schedule_lines(found.schedule), *found.notes):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"{found.passes:.1f} passes over the data in {found.seconds:.1f} s", highlight=False)
@@ -280,7 +301,7 @@ def measure(
 def clusters(
     config: ConfigFile = None,
     fleet: FleetName = None,
-    clients: Annotated[int, typer.Option(help="Devices, where the config's task does not say.", min=1)] = 32,
+    clients: Annotated[int | None, typer.Option(help="Devices, where no task says; else 32.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Decides random graphs and links.")] = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="A picture of the clusters: a PNG file.")] = None,
@@ -288,28 +309,29 @@ def clusters(
 ) -> None:
     """Show a fleet's clusters: sizes, links, spectral gaps, and what the theory of HL-SGD asks of them.
 
-    Example: offbeat clusters --fleet hlsgd --set fleet.clusters={count=4,graph="torus"} --out clusters.png
+    Example: offbeat clusters --fleet hlsgd --set 'fleet.clusters={count=4,graph="torus"}' --out clusters.png
     """
     flags = {"fleet": fleet, "seed": seed}
     experiment = Experiment.of(merge(toml.read(config) if config else {"fleet": "hlsgd"}, flags, sets or [], []))
     if not fits(experiment.seed, int) or experiment.seed < 0:
         raise ConfigError([f"seed = {experiment.seed!r}; it must be a whole number, 0 or more"])
-    if out is not None and (out.is_dir() or out.suffix.lower() != ".png"):
-        raise ConfigError([f"--out {out}; give the name of a picture, ending in .png"])
-    told = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
-    made = make_fleet(experiment, told or clients)
-    if made.clusters is None:
-        raise ConfigError([f"fleet '{made.name}' has no clusters; give it some: --set fleet.clusters=4"])
-    rows = [
-        {"cluster": number, "devices": one.size, "links": sum(graph.number_of_edges() for graph in one.graphs),
-         "most_links": max(degree for graph in one.graphs for _, degree in graph.degree), "rho": one.rho,
-         "gap": 1 - one.rho, "least_tau": hlsgd.least_tau(one.rho),
-         "step_seconds": [float(made.step_seconds[list(one.members)].min()),
-                          float(made.step_seconds[list(one.members)].max())]}
-        for number, one in enumerate(made.clusters.each)
-    ]  # fmt: skip
-    if out is not None:
-        plots.clusters(made, out)
+    with writing(out, ".png"):
+        told = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
+        if told is None and config is not None and clients is None:
+            told = make_task(experiment).clients
+        made = make_fleet(experiment, told if told is not None else clients or 32)
+        if made.clusters is None:
+            raise ConfigError([f"fleet '{made.name}' has no clusters; give it some: --set fleet.clusters=4"])
+        rows = [
+            {"cluster": number, "devices": one.size, "links": sum(graph.number_of_edges() for graph in one.graphs),
+             "most_links": max(degree for graph in one.graphs for _, degree in graph.degree), "rho": one.rho,
+             "gap": 1 - one.rho, "least_tau": hlsgd.least_tau(one.rho),
+             "step_seconds": [float(made.step_seconds[list(one.members)].min()),
+                              float(made.step_seconds[list(one.members)].max())]}
+            for number, one in enumerate(made.clusters.each)
+        ]  # fmt: skip
+        if out is not None:
+            plots.clusters(made, out)
     if as_json:
         print(json.dumps(strict({"rho_max": made.clusters.rho_max, "clusters": rows})))
         return
@@ -325,7 +347,7 @@ def clusters(
 
 @app.command("list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits or papers.")],
+    what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits, graphs, policies or papers.")],
     name: Annotated[str | None, typer.Argument(help="One of them: its options and their defaults.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -349,7 +371,7 @@ def show_options(what: str, name: str, as_json: bool) -> None:
         raise ConfigError([unknown(what.removesuffix("s"), name, LISTS[what])])
     thing = LISTS[what][name]
     own = DEFAULTS.get(name, {}) if what == "tasks" else {}
-    hidden = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs")
+    hidden = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")
     options = defaults(thing, hidden if what in ("methods", "tasks") else (*hidden, "clients")) | own
     if as_json:
         print(json.dumps({key: repr(value) for key, value in options.items()}))

@@ -36,8 +36,8 @@ def problems(method: Method, fleet: Fleet) -> list[str]:
             )
         if 0 < policy.sample <= 1 and not policy.reports(cluster.size):
             found.append(
-                f"cluster {number}: p = {policy.sample:g} of {cluster.size} devices is no device that reports; give p "
-                f"of at least {1 / cluster.size:.3g}"
+                f"cluster {number}: p = {policy.sample:g} of {cluster.size} devices is no device that reports; one "
+                f"device is p = {1 / cluster.size:.3g}"
             )
     if not policy.server and len(fleet.clusters) > 1:
         found.append(

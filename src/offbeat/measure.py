@@ -41,7 +41,7 @@ class Effort:
     local_steps: int = 10  # in each of them
     client_lr: float = 0.05
     iterations: int = 10  # of power iteration; 0: none
-    commits: int = 200  # of the schedule that is looked at, where the experiment does not say
+    commits: int = 1000  # of the schedule that are looked at, at most
 
     def problems(self) -> list[str]:
         found = []
@@ -165,7 +165,7 @@ def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tens
 
 def schedule_of(built: Built, commits: int, engine: LocalEngine | None = None) -> Schedule:
     """The staleness and participation of the experiment's method on its fleet, run on the clock without numerics."""
-    commits = int(built.experiment.until.get("commits", commits))
+    commits = min(commits, int(built.experiment.until.get("commits", commits)))
     horizon = Horizon(built.clock(), last=commits)
     account = built.account(engine or built.engine())
     heard = np.zeros(built.units)
@@ -173,9 +173,8 @@ def schedule_of(built: Built, commits: int, engine: LocalEngine | None = None) -
         versions = horizon.skipped(step.commit)
         account.take(step.rows, step.commit.jobs, [done - version for version in versions])
         np.add.at(heard, [client for client, _ in step.commit.jobs], 1)
-    size = getattr(built.method.when, "size", None)
-    drawn = built.method.when.kind in ("rounds", "sampled") and size is not None
-    likely = dlsgd.likely_staleness(built.units, size, commits, 0.01) if drawn and size else None
+    size = getattr(built.method.when, "size", None) if built.method.when.kind in ("rounds", "sampled") else None
+    likely = None if size is None else dlsgd.likely_staleness(built.units, size, commits, 0.01)
     stale = account.staleness
     updates = max(1, sum(stale.values()))
     mean = sum(k * many for k, many in stale.items()) / updates
@@ -196,7 +195,7 @@ def constants_of(built: Built, found: list[Reading], apart: Any, start: float) -
         smoothness=largest["L_tilde"],
         global_smoothness=largest["L_g"],
         heterogeneity=largest["L_h"],
-        noise=value.get("sigma2_batch"),
+        noise=0.0 if built.task.batch_size is None else value.get("sigma2_batch"),
         divergence=apart.zeta2,
         mean_divergence=apart.gamma2,
         gradient=float(apart.norms.max()),

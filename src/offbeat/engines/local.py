@@ -29,6 +29,7 @@ from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
+FORMAT = 2  # of a checkpoint's facts
 Mode = Literal["wave", "twin"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 
@@ -370,6 +371,7 @@ class LocalEngine:
         for (client, job), result in self.results.items():
             held |= {f"result/{client}/{job}/{name}": u[result.row] for name, u in result.updates.items()}
         facts = {
+            "format": FORMAT,
             "version": self.version,
             "waves": self.waves,
             "jobs_computed": self.jobs_computed,
@@ -385,6 +387,8 @@ class LocalEngine:
         return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
 
     def restore(self, held: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        if facts.get("format") != FORMAT:
+            raise OffbeatError("the checkpoint was written by another version of Offbeat; start the run anew")
         moved = {name: t.to(self.device) for name, t in held.items() if not name.startswith(("memory/", "last"))}
         server = {name.split("/", 1)[1]: t for name, t in moved.items() if name.startswith("server/")}
         shapes = [{name: t.shape for name, t in state.items()} for state in (server, self.server)]

@@ -88,7 +88,7 @@ def sequence(nodes: int, seed: int = 0, *, of: list[Any]) -> list[nx.Graph]:
     return result
 
 
-def lattice(line: Callable[[int], nx.Graph]) -> Builder:
+def lattice(said: str, line: Callable[[int], nx.Graph]) -> Builder:
     """The builder of rows and columns that are such lines, as nearly square as can be where no rows are given."""
 
     def made(nodes: int, seed: int = 0, *, rows: int | None = None) -> list[nx.Graph]:
@@ -100,6 +100,7 @@ def lattice(line: Callable[[int], nx.Graph]) -> Builder:
         graph = nx.cartesian_product(line(rows), line(nodes // rows))
         return [nx.convert_node_labels_to_integers(graph, ordering="sorted")]  # row by row
 
+    made.__doc__ = said
     return made
 
 
@@ -112,20 +113,30 @@ def connected(draw: Callable[[int], nx.Graph], seed: int, purpose: str, given: s
     raise ConfigError([f"{given} gave no connected graph of {len(graph)} nodes in {TRIES:,} draws; {hint}"])
 
 
+def fixed(said: str, make: Callable[[int], nx.Graph]) -> Builder:
+    """A builder of a graph that has no options and no chance in it."""
+
+    def build(nodes: int, seed: int = 0) -> list[nx.Graph]:
+        return [make(nodes)]
+
+    build.__doc__ = said
+    return build
+
+
 GRAPHS: dict[str, Builder] = {
-    "complete": lambda nodes, seed=0: [nx.complete_graph(nodes)],
+    "complete": fixed("Everyone is linked to everyone: one gossip is the mean.", nx.complete_graph),
     "edges": edges,
     "erdos-renyi": erdos_renyi,
     "exponential": exponential,
-    "grid": lattice(nx.path_graph),
-    "unlinked": lambda nodes, seed=0: [nx.empty_graph(nodes)],
+    "grid": lattice("Rows and columns, of as nearly equal number as can be unless `rows` says.", nx.path_graph),
     "one-peer-exponential": one_peer_exponential,
-    "path": lambda nodes, seed=0: [nx.path_graph(nodes)],
+    "path": fixed("A line.", nx.path_graph),
     "regular": regular,
-    "ring": lambda nodes, seed=0: [ring(nodes)],
+    "ring": fixed("A circle.", ring),
     "sequence": sequence,
-    "star": lambda nodes, seed=0: [nx.star_graph(nodes - 1)],  # node 0 in the middle
-    "torus": lattice(ring),
+    "star": fixed("Node 0 is linked to all others.", lambda nodes: nx.star_graph(nodes - 1)),
+    "torus": lattice("A grid whose rows and columns are circles.", ring),
+    "unlinked": fixed("No links: for edge servers, or no gossip.", nx.empty_graph),
 }
 
 
@@ -191,7 +202,7 @@ def rho_of(matrices: Sequence[Array]) -> float:
         if size < ROUNDING:
             return 0.0
         product, log = product / size, log + math.log(size)
-    return math.exp(log / len(matrices))
+    return min(1.0, math.exp(log / len(matrices)))  # doubly stochastic: rounding alone goes beyond
 
 
 def gap(matrix: Array) -> float:

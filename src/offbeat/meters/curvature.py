@@ -69,6 +69,8 @@ class Round:
             self.moved += (x - there).sum(0) / gauge.clients
             self.pull += gradients.sum(0) / gauge.clients
         gauge.job += 1
+        if not math.isfinite(squares) or not self.pull.isfinite().all():
+            raise ConfigError([f"the path diverged within {steps} local steps of rate {lr:g}; give a lower rate"])
         self.apart = squares / gauge.clients - float(self.moved.square().sum())  # mean_i |x_i - xbar|^2
 
     def heterogeneity(self) -> float:
@@ -86,6 +88,8 @@ class Round:
 
 def ratio(bent: Tensor, moved: Tensor, where: str) -> float:
     length = float(moved.norm())
+    if not math.isfinite(length) or not bent.isfinite().all():
+        raise ConfigError([f"{where} led to numbers that are not finite; give a lower rate"])
     if length == 0.0:
         raise ConfigError([f"{where} did not move: the gradient there is 0, so L_g would be 0 / 0; start elsewhere"])
     return float(bent.norm()) / length

@@ -117,9 +117,10 @@ def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
         for whose, part in zip(torch.split(place, gauge.limit), torch.split(torch.cat(rows), gauge.limit), strict=True):
             squares.append((gauge.single(x, clients[whose], part) - centres[whose]).square().sum(1))
         for client, every in zip(clients.tolist(), torch.split(torch.cat(squares).double(), counts), strict=True):
-            found.append(float(every.mean()))
-            whole = len(every) == gauge.whole.sizes[client]
-            errors.append(0.0 if whole else float(every.std() / len(every) ** 0.5))
+            looked, shard = gauge.whole.sizes[client], gauge.samples.sizes[client]
+            unbiased = 1.0 if looked == shard else looked / (looked - 1)  # the centre is a mean of what was looked at
+            found.append(unbiased * float(every.mean()))
+            errors.append(0.0 if len(every) == shard else float(every.std() / len(every) ** 0.5))
     return Noise(tuple(found), tuple(errors))
 
 

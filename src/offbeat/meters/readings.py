@@ -85,12 +85,12 @@ def readings_of(
 def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
     h2 = over_rounds(path.heterogeneity)
     h = [None if value is None else math.sqrt(value) for value in h2]
-    rounds = f"along {len(path.heterogeneity)} rounds: a lower estimate"
+    rounds = f"along the path, rounds: {len(path.heterogeneity)}; a lower estimate"
     tilde, steep = over_rounds(path.smoothness), over_rounds(path.global_smoothness)
     low = f"{math.sqrt(h2[0]) / tilde[0]:.3g}" if tilde[0] else "no"
     found = [
         Reading("L_tilde", "L~", *tilde, rounds, "how fast the gradient of the most curved client turns"),
-        Reading("L_g", "L_g", *steep, f"along {len(path.global_smoothness)} steps of gradient descent",
+        Reading("L_g", "L_g", *steep, f"along gradient descent, steps: {len(path.global_smoothness)}",
                 "how fast the gradient of the common objective turns"),
         Reading("L_h", "L_h", h[0] or 0.0, h[1], h[2], rounds,
                 f"how much averaged models mislead: {low} of L~; local work is limited by this, not by L~"),
@@ -98,7 +98,7 @@ def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
     names = {"smoothness": ("L_tilde_power", "L~"), "global_smoothness": ("L_g_power", "L_g"),
              "heterogeneity": ("L_h_power", "L_h")}  # fmt: skip
     for name, power in powers.items():
-        how = f"power iteration at the point, {power.iterations} steps"
+        how = f"power iteration at the point, steps: {power.iterations}"
         said = "settled" if power.settled else "still growing: a lower estimate; give more iterations"
         found.append(Reading(*names[name], power.value, None, None, how, said))
     return found

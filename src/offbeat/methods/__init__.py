@@ -26,8 +26,8 @@ from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
 
 
-def variant(name: str, make: Callable[..., Method], **fixed: Any) -> Callable[..., Method]:
-    """A method under a name of its own, some of its options fixed."""
+def variant(name: str, make: Callable[..., Method], said: str = "", **fixed: Any) -> Callable[..., Method]:
+    """A method under a name of its own, some of its options fixed; `said` stands before what is said of it."""
 
     @wraps(make)
     def made(**options: Any) -> Method:
@@ -36,9 +36,14 @@ def variant(name: str, make: Callable[..., Method], **fixed: Any) -> Callable[..
     signature = inspect.signature(make)
     free = [p for p in signature.parameters.values() if p.name not in fixed]
     made.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
+    made.__doc__ = f"{said}\n\n{make.__doc__}" if said else make.__doc__
     return made
 
 
+PGA = "HL-SGD of which all devices report: on one cluster, gossip and now and then a mean of all."
+EDGES = (
+    "HL-SGD in which an edge server takes the mean of its cluster after every gossip_every steps and reports for it."
+)
 METHODS: dict[str, Callable[..., Method]] = {
     "async-hl-sgd": async_hl_sgd,
     "asysg": asysg,
@@ -53,9 +58,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedlin": fedlin,
     "fednova": fednova,
     "fedprox": fedprox,
-    "gossip-pga": variant("gossip-pga", hl_sgd, p=1.0, edge=False),
+    "gossip-pga": variant("gossip-pga", hl_sgd, PGA, p=1.0, edge=False),
     "gossip-sgd": gossip_sgd,
-    "hierarchical-local-sgd": variant("hierarchical-local-sgd", hl_sgd, p=1.0, gossip_rounds=1, edge=True),
+    "hierarchical-local-sgd": variant("hierarchical-local-sgd", hl_sgd, EDGES, p=1.0, gossip_rounds=1, edge=True),
     "hl-sgd": hl_sgd,
     "local-sgd": local_sgd,
     "minibatch-sgd": minibatch_sgd,

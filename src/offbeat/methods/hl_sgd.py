@@ -31,8 +31,10 @@ def hl_sgd(
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
-    """Devices take local_steps (tau) and mix with their neighbours gossip_rounds times after every gossip_every (l);
-    then m = p n of each cluster report. X <- W (X - lr G);  w <- w - server_lr * mean over clusters of mean(delta).
+    """Devices step and mix, X <- W (X - lr G), then some of each cluster report: w <- w - server_lr * mean(delta).
+
+    They take local_steps (tau) and mix with their neighbours gossip_rounds times after every gossip_every (l); then
+    m = p n of each cluster report.
 
     The mean over clusters is by devices ("uniform": n_k / N, which is line 16 where clusters are of one size) or by
     samples ("size"). The fleet has the clusters, their graphs and W.

@@ -63,7 +63,7 @@ class Mixer:
             each = [(blocks.mixing[job.client], job.job * (job.steps // blocks.every)) for job in group]
             period = math.lcm(*(len(matrices) for matrices, _ in each))
             turns = [np.stack([matrices[(since + phase) % len(matrices)] for matrices, since in each])
-                     for phase in range(period)]  # fmt: skip
+                     for phase in range(min(period, max(1, jobs[0].steps // blocks.every)))]  # fmt: skip
             self.groups.append((size * len(each), [moves(turn, like) for turn in turns]))
 
     def __call__(self, y: Tensor, phase: int) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 from offbeat.compare import Comparison
 from offbeat.config import Experiment
 from offbeat.errors import ConfigError
-from offbeat.fleets.graphs import graphs_of, metropolis, rho
+from offbeat.fleets.graphs import gap, graphs_of, metropolis
 from offbeat.fleets.make import build
 from offbeat.papers.recipe import Made, Settings, TableMade, begun, pick, run_cell, write
 from offbeat.runs import plots, report
@@ -228,13 +228,15 @@ def table2(settings: Settings) -> Made:
     series: dict[str, dict[str, float]] = {}
     for name in cells:
         spec = {"name": name, "p": 0.5} if name == "erdos-renyi" else name
-        gaps = [1 - rho(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
+        gaps = [gap(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
         order, stated = STATED[name]
         fits = [-np.polyfit(np.log(sizes), np.log(values), 1)[0] for values in (gaps, [stated(n) for n in sizes])]
-        series[name] = {str(n): gap for n, gap in zip(sizes, gaps, strict=True)}
-        made.tables[0].rows.append([name, *(f"{gap:.2g}" for gap in gaps), f"{fits[0]:.2f}", order, f"{fits[1]:.2f}"])
+        series[name] = {str(n): value for n, value in zip(sizes, gaps, strict=True)}
+        made.tables[0].rows.append(
+            [name, *(f"{value:.2g}" for value in gaps), f"{fits[0]:.2f}", order, f"{fits[1]:.2f}"]
+        )
         made.figures.append({"graph": name, "n": sizes, "gap": gaps, "fitted": fits[0], "stated": order})
-    by_size = {name: [(float(n), gap) for n, gap in found.items()] for name, found in series.items()}
+    by_size = {name: [(float(n), value) for n, value in found.items()] for name, found in series.items()}
     made.files.append(plots.falling(by_size, settings.out / "table2.png", "devices n", "1 - rho", "spectral gaps"))
     write(made, settings, "table2")
     return made

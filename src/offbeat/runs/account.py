@@ -51,14 +51,12 @@ class Account:
     away: dict[int, float] = field(default_factory=dict)
     offers: bool = False
     looked: Sequence[int] | None = None  # samples that each client's job looks at besides its steps
-    uplink: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = (
-        None  # vectors in each update, if not all
-    )
+    # Vectors in each update, if not all of them are in all.
+    uplink: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = None
     vector_bytes: float = 0.0
     crowd: Crowd | None = None
-    arrived: dict[JobName, int] = field(
-        default_factory=dict
-    )  # steps of updates whose vectors are counted at the commit
+    # Steps of updates whose vectors are counted at the commit.
+    arrived: dict[JobName, int] = field(default_factory=dict)
 
     def take(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         """The rows up to one commit, and how stale its updates were."""

@@ -143,7 +143,8 @@ def counsel_lines(name: str, counsel: Any) -> list[str]:
         if advice is None:
             continue
         bound = "" if advice.bound is None else f", {advice.bounded} at most {advice.bound:.3g}"
-        lines.append(f"{name}: {whose} client_lr {advice.client_lr:.3g}, server_lr {advice.server_lr:.3g}{bound}")
+        said = "its own rates" if whose == "admits" and advice.failing else whose
+        lines.append(f"{name}: {said}: client_lr {advice.client_lr:.3g}, server_lr {advice.server_lr:.3g}{bound}")
         for condition in advice.failing:
             sign = "at least" if condition.least else "at most"
             lines.append(

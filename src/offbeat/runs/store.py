@@ -38,7 +38,7 @@ TRACE = pa.schema(
 METRICS = pa.schema(
     [("commit", pa.int64()), ("virtual_seconds", pa.float64()), ("accuracy", pa.float64()), ("loss", pa.float64()),
      ("client_steps", pa.int64()), ("samples", pa.int64()), ("bytes_up", pa.int64()), ("bytes_down", pa.int64()),
-     ("bytes_d2d", pa.int64()),     ("staleness_mean", pa.float64())]
+     ("bytes_d2d", pa.int64()), ("staleness_mean", pa.float64())]
 )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def strict(value: Any) -> Any:
     """The same without infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {k: strict(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [strict(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

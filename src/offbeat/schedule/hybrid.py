@@ -57,9 +57,9 @@ class Hybrid:
         if isinstance(self.between, Hybrid):
             found.append("hybrid: between is hybrid itself; clusters of clusters are not known here")
         if self.every < 1:
-            found.append(f"hybrid: every = {self.every}; devices exchange models after 1 or more local steps")
+            found.append(f"hybrid: gossip_every = {self.every}; devices exchange models after 1 or more local steps")
         if self.rounds < 0:
-            found.append(f"hybrid: rounds = {self.rounds}; devices exchange models 0 or more times in a row")
+            found.append(f"hybrid: gossip_rounds = {self.rounds}; devices exchange models 0 or more times in a row")
         if not 0 < self.sample <= 1:
             found.append(
                 f"hybrid: p = {self.sample}; it is the share of a cluster's devices that report, above 0 and at most 1"
