@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offbeat
+from offbeat import Experiment, run
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.laws import law
 from offbeat.fleets.presence import OnOff, Recorded
@@ -199,3 +200,13 @@ def test_a_million_clients_need_neither_torch_nor_a_gigabyte(policy: str, rows: 
     assert int(arrived) >= least
     assert torch == "False"
     assert int(megabytes) < 1000
+
+
+def test_a_thousand_devices_in_clusters_are_one_process() -> None:
+    fleet = {"name": "straggling", "clusters": {"count": 32, "graph": "ring", "mbit": 100}}
+    method, task = {"name": "hl-sgd", "local_steps": 5, "p": 0.25}, {"name": "digits", "clients": 1024, "batch_size": 1}
+    done = run(Experiment(method=method, task=task, fleet=fleet, device="cpu", until={"commits": 3}))
+    assert done.client_steps == 3 * 5 * 1024
+    assert done.waves == 3  # a round of all clusters is one batched block
+    assert done.bytes_d2d == 3 * 5 * 1024 * 2 * 650 * 4
+    assert done.bytes_up == 3 * 256 * 650 * 4

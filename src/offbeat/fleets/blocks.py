@@ -71,6 +71,8 @@ def phases(cluster: Cluster, policy: Hybrid) -> tuple[Array, ...]:
     if policy.edge:
         return (np.full((cluster.size, cluster.size), 1 / cluster.size),)
     many, rounds = len(cluster.mixing), policy.rounds
+    if rounds == 1:
+        return cluster.mixing
     found = []
     for first in range(0, math.lcm(many, rounds), rounds):
         product = np.eye(cluster.size)

@@ -251,10 +251,13 @@ def linked_cluster(
 ) -> Cluster:
     """A cluster whose link times are drawn, keyed by the pair of clients (a device alone: its link to the edge)."""
     devices = np.array(members, dtype=np.int64)
-    pair = np.minimum.outer(devices, devices), np.maximum.outer(devices, devices)
+    many = len(devices)
 
     def drawn(name: str, scale: float) -> tuple[Array, Array]:
         law = laws[name] or Constant(math.inf)
+        if isinstance(law, Constant):
+            return np.broadcast_to(law.value * scale, (many, many)), np.broadcast_to(law.value * scale, (many,))
+        pair = np.minimum.outer(devices, devices), np.maximum.outer(devices, devices)
         of_pairs: Array = law(uniform(key(seed, f"d2d {name}", *pair))) * scale
         of_edge: Array = law(uniform(key(seed, f"edge {name}", devices))) * scale
         return of_pairs, of_edge

@@ -195,6 +195,9 @@ def rho(matrix: Array) -> float:
 
 def rho_of(matrices: Sequence[Array]) -> float:
     """||W_T ... W_1 - 11'/n||_2 ** (1 / T), the share per gossip, for doubly stochastic matrices used in turn."""
+    if len(matrices) == 1 and np.array_equal(matrices[0], matrices[0].T):
+        largest = float(np.abs(np.linalg.eigvalsh(matrices[0] - 1.0 / len(matrices[0]))).max())
+        return 0.0 if largest < ROUNDING else min(1.0, largest)
     product, log = np.eye(len(matrices[0])), 0.0
     for matrix in matrices:
         product = (matrix - 1.0 / len(matrix)) @ product  # scaled as it shrinks: a long product is not lost in rounding
