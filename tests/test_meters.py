@@ -24,6 +24,7 @@ from offbeat.measure import Effort, gauge_of, measure
 from offbeat.meters import curvature
 from offbeat.meters.divergence import divergence, noise
 from offbeat.meters.gauge import Gauge, fewer
+from offbeat.runs.progress import Progress
 from offbeat.tasks.quadratic import Family, alike, noise_of, nonconvex, opposed, random_quadratic
 
 BRIEF = Effort(samples=20, noise_samples=4, rounds=3, local_steps=3, iterations=3)
@@ -313,3 +314,17 @@ def test_whole_shards_have_no_noise_and_a_path_that_diverges_is_a_sentence() -> 
     assert found.constants.noise == 0.0
     with pytest.raises(ConfigError, match="lower rate"):
         measure(DIGITS, effort=replace(BRIEF, client_lr=1e30))
+
+
+def test_progress_counts_passes_and_is_quiet_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[tuple[float, float]] = []
+
+    class Told(Progress):
+        def passed(self, passes: float, expected: float) -> None:
+            told.append((passes, expected))
+            super().passed(passes, expected)
+
+    found = measure(DIGITS, effort=BRIEF, progress=Told("measuring", {}))
+    assert [passes for passes, _ in told] == sorted(passes for passes, _ in told)
+    assert found.passes == pytest.approx(told[0][1], rel=0.3)  # power iteration may settle sooner
+    assert capsys.readouterr().err == ""

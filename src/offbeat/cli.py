@@ -276,7 +276,11 @@ def measure(
         asked_about(experiment, advise)  # what cannot be asked is said before anything is measured
     effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
     with writing(out, ".json"):
-        found = run_measure(experiment, checkpoint, train, effort)
+        progress = Progress("measuring", {})
+        try:
+            found = run_measure(experiment, checkpoint, train, effort, progress)
+        finally:
+            progress.close()
         plan, counsels = run_advise(found, experiment, advise) if advise else (None, {})
         told = found.json()
         if plan is not None:

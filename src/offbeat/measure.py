@@ -27,6 +27,7 @@ from offbeat.meters.divergence import divergence, noise
 from offbeat.meters.gauge import Gauge
 from offbeat.meters.readings import Reading, readings_of, verdict
 from offbeat.numerics.wave import bytes_per_job
+from offbeat.runs.progress import Progress
 from offbeat.runs.store import read_tensors
 from offbeat.schedule.horizon import Horizon
 
@@ -42,6 +43,13 @@ class Effort:
     client_lr: float = 0.05
     iterations: int = 10  # of power iteration; 0: none
     commits: int = 1000  # of the schedule that are looked at, at most
+
+    def passes(self, gauge: Gauge) -> float:
+        """About how many passes over the data it takes; power iteration may settle sooner."""
+        every, looked = sum(gauge.samples.sizes), sum(gauge.whole.sizes)
+        walked = sum(gauge.samples.per_step(client) for client in range(gauge.clients)) * self.local_steps
+        products = 8 if gauge.limit >= gauge.clients else 10
+        return (self.rounds * (walked + 4 * looked) + (products * self.iterations + 4) * looked) / every
 
     def problems(self) -> list[str]:
         found = []
@@ -86,7 +94,11 @@ class Measured:
 
 
 def measure(
-    experiment: Experiment, checkpoint: str | Path | None = None, train: int = 0, effort: Effort | None = None
+    experiment: Experiment,
+    checkpoint: str | Path | None = None,
+    train: int = 0,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
 ) -> Measured:
     """Measure an experiment's problem at its first model, at that of a checkpoint (a run directory or its
     model.safetensors), or after `train` commits of its method."""
@@ -101,7 +113,10 @@ def measure(
     if checkpoint is not None:
         x = flat_of(engine, read_tensors(model_file(Path(checkpoint)))[0], str(checkpoint))
     elif train:
-        x = flat_of(engine, run(replace(experiment, until={"commits": train})).model, "the trained model")
+        trained = run(
+            replace(experiment, until={"commits": train}), None, progress and Progress("training", {"commits": train})
+        )
+        x = flat_of(engine, trained.model, "the trained model")
     else:
         x = engine.problem.model.initial()
         notes.append("measured at the untrained model; the estimators want one near convergence (train, checkpoint)")
@@ -109,6 +124,9 @@ def measure(
     engine.server["model"] = x
     loss, accuracy = engine.evaluate()
     gauge = gauge_of(engine, experiment.seed, effort.samples)
+    if progress is not None:
+        expected = effort.passes(gauge)
+        gauge.tell = lambda passes: progress.passed(passes, expected)
     path = curvature.path(gauge, x, effort.rounds, effort.local_steps, effort.client_lr)
     powers = {}
     if effort.iterations:

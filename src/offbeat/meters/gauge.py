@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ class Gauge:
     looked: int = 0
     job: int = 0  # of the local steps taken on the way
     advance: wave.Advance = wave.advance  # takes them
+    tell: Callable[[float], None] = lambda passes: None  # is told of progress
     whole: Samples = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class Gauge:
 
     def gradients(self, points: Tensor, clients: Tensor) -> Tensor:
         """grad F_i `[n, d]` of n clients, at one point `[d]` or at one for each `[n, d]`."""
+        self.tell(self.passes)
         at = points if points.dim() == 2 else points.expand(len(clients), -1)
         self.looked += sum(self.whole.sizes[client] for client in clients.tolist())
         return wave.full_gradients(self.problem, at, clients)

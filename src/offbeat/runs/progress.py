@@ -30,11 +30,23 @@ class Progress:
         if not self.wanted or now - self.shown < 0.2:
             return
         self.shown = now
+        self.write(self.line(account, row, now - self.began))
+
+    def write(self, text: str) -> None:
         if self.live is None:
             self.live = Live(Text(""), console=Console(stderr=True), transient=True, auto_refresh=False)
             self.live.start()
-        line = Text(self.line(account, row, now - self.began), no_wrap=True, overflow="ellipsis")
-        self.live.update(line, refresh=True)
+        self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def passed(self, passes: float, expected: float) -> None:
+        """Work that is counted in passes over the data, of which about so many are expected."""
+        now = time.perf_counter()
+        if not self.wanted or now - self.shown < 0.2:
+            return
+        self.shown = now
+        wall, share = now - self.began, min(1.0, passes / expected)
+        left = f"  at most {wall / share - wall:,.0f} s left" if share > 0 else ""
+        self.write(f"{self.label}  {passes:.1f} of about {expected:.1f} passes over the data{left}")
 
     def line(self, account: Account, row: Mapping[str, Any], wall: float) -> str:
         score = f"accuracy {row['accuracy']:.3f}" if row["accuracy"] is not None else f"loss {row['loss']:.4g}"
