@@ -1,11 +1,15 @@
-"""One thread keeps tests steady beside other work; CUDA tests are skipped, visibly, where there is no device."""
+"""One thread keeps tests steady beside other work, and Hypothesis draws the same examples every time; CUDA tests are
+skipped, visibly, where there is no device."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("steady", derandomize=True, database=None)
+settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
