@@ -258,7 +258,7 @@ def measure(
     rounds: Annotated[int, typer.Option(help="Rounds of FedAvg for the path estimators.", min=1)] = 10,
     local_steps: Annotated[int, typer.Option(help="Local steps in each of them.", min=1)] = 10,
     client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
-    iterations: Annotated[int, typer.Option(help="Steps of power iteration; 0: none.", min=0)] = 10,
+    iterations: Annotated[int, typer.Option(help="Steps of power iteration beside the path; 0: none.", min=0)] = 0,
     advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(THEOREMS)}.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
     device: Device = None,

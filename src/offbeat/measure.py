@@ -41,7 +41,7 @@ class Effort:
     rounds: int = 10  # of FedAvg, for the path estimators (the paper's 10)
     local_steps: int = 10  # in each of them
     client_lr: float = 0.05
-    iterations: int = 10  # of power iteration; 0: none
+    iterations: int = 0  # of power iteration, to check the path's estimates; 0: none
     commits: int = 1000  # of the schedule that are looked at, at most
 
     def passes(self, gauge: Gauge) -> float:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import ConfigError
-from offbeat.fleets.clusters import ClusterSpec, clusters_of
+from offbeat.fleets.clusters import MBIT, ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered, improbable
 from offbeat.fleets.laws import Array, Exponential, Law, LawSpec, LogNormal, Uniform, drawn, draws, numeric, read, wrong
 from offbeat.fleets.presence import OnOff
 
-MBIT = 1e6 / 8  # bytes per second in one Mbit/s
 HOUR = 3600.0
 STEP = 0.01  # s per local step: a small CNN on ten samples takes a phone about that long
 

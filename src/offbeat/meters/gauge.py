@@ -84,13 +84,20 @@ class Gauge:
         return total / self.clients
 
     def products(self, x: Tensor, v: Tensor, clients: Tensor) -> Tensor:
-        """H_i v `[n, d]` at a point, for one v or one for each, by central differences of the gradient: exact where F_i
-        is quadratic, and the same batched gradients that clients train with."""
-        long = v.norm(dim=-1, keepdim=True)
-        h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + x.norm()) / long.clamp(min=torch.finfo(x.dtype).tiny)
-        there, back = (self.gradients(x + sign * h * v, clients) for sign in (1, -1))
-        found: Tensor = torch.where(long > 0, (there - back) / (2 * h), 0.0)
-        return found
+        """H_i v `[n, d]` at a point, for one v or one for each: the gradient of <grad F_i, v>. It costs about as much as
+        two gradients and is counted so."""
+        self.tell(self.passes)
+        samples, total = self.whole, torch.zeros(len(clients), len(x), dtype=x.dtype, device=x.device)
+        at, along = x.expand(len(clients), -1), v.expand(len(clients), -1)
+        for width, rows, begin in wave.pieces(samples, clients.tolist()):
+            row, place = (torch.tensor(numbers, device=x.device) for numbers in (rows, begin))
+            mine = clients[row]
+            inputs, targets = samples.batch_of(samples.part(mine, place, width))
+            noise = wave.full_noise(self.problem, mine, place)
+            found = self.model.hessian_product(at[row], along[row], inputs, targets, noise)
+            total.index_add_(0, row, found * (width / samples.size[mine].to(x.dtype))[:, None])
+        self.looked += 2 * sum(samples.sizes[client] for client in clients.tolist())
+        return total
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
         """H v, where H is the mean of the H_i."""

@@ -105,6 +105,21 @@ class FlatModel:
         places.fill(found)
         return losses.detach(), gradient
 
+    def hessian_product(self, flat: Tensor, v: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""
+
+        def loss(flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+            return self.one(flat, x, y, key)
+
+        with torch.enable_grad():
+            at = flat.detach().requires_grad_()
+            total = torch.vmap(loss)(at, x, y, key).sum()
+            (slope,) = torch.autograd.grad(total, at, create_graph=True)
+            if not slope.requires_grad:  # a loss without curvature
+                return torch.zeros_like(flat)
+            (product,) = torch.autograd.grad((slope * v).sum(), at)
+        return product.detach()
+
     def losses(
         self, views: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None = None, places: Places | None = None
     ) -> Tensor:
