@@ -84,8 +84,8 @@ class Gauge:
         return total / self.clients
 
     def products(self, x: Tensor, v: Tensor, clients: Tensor) -> Tensor:
-        """H_i v `[n, d]` at a point, for one v or one for each: the gradient of <grad F_i, v>. It costs about as much as
-        two gradients and is counted so."""
+        """H_i v `[n, d]` at a point, for one v or one for each: the gradient of <grad F_i, v>. It costs about as much
+        as two gradients and is counted so."""
         self.tell(self.passes)
         samples, total = self.whole, torch.zeros(len(clients), len(x), dtype=x.dtype, device=x.device)
         at, along = x.expand(len(clients), -1), v.expand(len(clients), -1)
