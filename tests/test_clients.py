@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,10 +13,12 @@ from torch.nn import functional
 from offbeat import Experiment, Task, keys, run
 from offbeat.assemble import build_method
 from offbeat.engines.local import LocalEngine
-from offbeat.engines.traced import LADDER, TracedAdvance
+from offbeat.engines.tiles import LADDER, TiledAdvance
 from offbeat.errors import ConfigError
+from offbeat.method import Local, Method, Rule
 from offbeat.numerics import convolution
 from offbeat.numerics.clients import Keyed
+from offbeat.numerics.local import descend
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 from offbeat.tasks.models import CropFlip
@@ -122,7 +124,7 @@ def test_rows_may_be_longer_than_the_model() -> None:
 
 
 # ---- convolutions -------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["product", "grouped", "each"])
+@pytest.mark.parametrize("method", ["product", "each"])
 @pytest.mark.parametrize(("step", "padding"), [((1, 1), (0, 0)), ((2, 1), (1, 2))])
 def test_all_methods_compute_the_same_convolution(method: str, step: Any, padding: Any) -> None:
     torch.manual_seed(0)
@@ -137,43 +139,24 @@ def test_all_methods_compute_the_same_convolution(method: str, step: Any, paddin
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
-def test_the_method_is_measured_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "chosen", {})
-    timed: list[Any] = []
-    monkeypatch.setattr(convolution, "seconds", lambda work, device: timed.append(work()) or float(-len(timed)))
-    x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3, requires_grad=True)
-    for clients in (2, 1, 2):
-        convolution.convolve(x[:clients], w[:clients], None, (1, 1), (0, 0))
-    assert len(timed) == len(convolution.methods("cpu", torch.float32)) == 2
-    (shape, method), *others = convolution.chosen.items()
-    assert method == "each"  # the one that the faked clock found faster
-    assert shape == "cpu float32 3x1x8x8 * 4x1x3x3 stride (1, 1) padding (0, 0) without input gradient"
-    assert not others
-    convolution.chosen[shape] = "a method of another machine"
-    convolution.convolve(x, w, None, (1, 1), (0, 0))
-    assert convolution.chosen[shape] == "each"
+def test_the_method_follows_from_the_shape_alone() -> None:
+    def rule(*sides: int, clients: int = 2, step: int = 1, padding: int = 0) -> str:
+        channels, side, filters, kernel = sides
+        x, w = torch.randn(clients, 10, channels, side, side), torch.randn(clients, filters, channels, kernel, kernel)
+        return convolution.rule(x, w, (step, step), (padding, padding))
+
+    assert rule(1, 28, 32, 5) == rule(1, 28, 32, 5, clients=7) == rule(64, 8, 64, 3, padding=1) == "each"
+    assert rule(64, 16, 64, 1) == rule(16, 32, 32, 1, step=2) == "product"  # a kernel of one pixel is a product
+    assert rule(1, 8, 8, 3) == "product"  # too little work to call the library for each client
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("method", ["product", "each"])
 def test_every_method_puts_gradients_where_they_belong(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "methods", lambda *_: {method: getattr(convolution, method)})
-    monkeypatch.setattr(convolution, "chosen", {})
+    monkeypatch.setattr(convolution, "rule", lambda *_: method)
     module = built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.Flatten(),
                                          nn.LazyLinear(4)), (2, 5, 5))  # fmt: skip
     compare(FlatModel(module, functional.cross_entropy, torch.float64), (2, 5, 5), 1e-12)
-    assert set(convolution.chosen.values()) == {method}
-
-
-def test_a_method_that_cannot_do_a_shape_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Tensor:
-        raise RuntimeError("too large for this device")
-
-    monkeypatch.setattr(convolution, "chosen", {})
-    monkeypatch.setattr(convolution, "methods", lambda *_: {"each": fails, "product": convolution.product})
-    x, w = torch.randn(2, 3, 1, 8, 8), torch.randn(2, 4, 1, 3, 3)
-    assert convolution.convolve(x, w, None, (1, 1), (0, 0)).shape == (2, 3, 4, 6, 6)
-    assert list(convolution.chosen.values()) == ["product"]
 
 
 # ---- crops and mirror images --------------------------------------------------------------------
@@ -348,27 +331,51 @@ def test_a_gpu_drops_the_same_channels() -> None:
 @pytest.mark.parametrize("make", [dropping, channels])
 def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Task]) -> None:
     """Plain steps, then the same size traced, in tiles on threads; with momentum, dropout and early leavers."""
-    monkeypatch.setattr("offbeat.engines.traced.WORTH", 0.0)
-    task = make()
     method = build_method({"name": "local-sgd", "local_steps": 3, "client_options": {"momentum": 0.5}})
-    plain = LocalEngine(method, task, 0, torch.device("cpu"), graphs=False)
-    ours = LocalEngine(method, task, 0, torch.device("cpu"))
-    before, ours.advance.threads, ours.advance.dealt = torch.get_num_threads(), 2, True
     jobs = [Begun(client, 1, 0, (4, 2, 4, 1)[client]) for client in range(4)]
-    want = plain.solve(jobs)
-    for _ in range(12):  # the first ones trace, the later ones are cut into equal tiles
-        found = ours.solve(jobs)
-        assert torch.equal(found.updates["delta"], want.updates["delta"])
-        assert torch.equal(found.losses, want.losses)
-        assert torch.equal(found.bad, want.bad)
-    assert {clients for clients, _ in ours.advance.steps} == {1, 2}
-    assert torch.get_num_threads() == 2  # one while tiles ran side by side, then what it was for the engine
-    torch.set_num_threads(before)
+    outcomes: dict[int, list[Any]] = {}
+    for worth in (10**9, 1):
+        monkeypatch.setattr("offbeat.engines.tiles.WORTH", worth)
+        monkeypatch.setattr("offbeat.engines.tiles.ALONE", 1)
+        ours = LocalEngine(method, make(), 0, torch.device("cpu"), threads=2)
+        before = torch.get_num_threads()
+        outcomes[worth] = [ours.solve(jobs) for _ in range(12)]  # the later ones are cut into equal tiles
+        assert torch.get_num_threads() == before
+        assert {clients for clients, _ in ours.advance.steps} == ({1, 2} if worth == 1 else set())
+    for plain, traced in zip(*outcomes.values(), strict=True):
+        assert torch.equal(traced.updates["delta"], plain.updates["delta"])
+        assert torch.equal(traced.losses, plain.losses)
+        assert torch.equal(traced.bad, plain.bad)
+
+
+class Behind(NamedTuple):
+    y: Tensor
+    previous: Tensor
+
+
+def test_a_carry_may_keep_the_old_iterate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced step moves the iterate in its place only where nobody holds on to where it was."""
+    monkeypatch.setattr("offbeat.engines.tiles.WORTH", 1)
+    local = Local(
+        begin=lambda server, job: Behind(server["model"], server["model"]),
+        step=lambda carry, g, job: Behind(descend(carry.y, job.lr, g), carry.y),
+        finish=lambda server, carry, job: {"delta": carry.previous - carry.y},
+        rate=lambda version: 0.1,
+    )
+    rule = Rule(local, lambda state, updates, cohort: state, lambda model: {"model": model})
+    made = Method("behind", build_method("local-sgd").when, rule)
+    ours, twin = (LocalEngine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
+    jobs = [Begun(client, 0, 0, 3) for client in range(4)]
+    want = twin.solve(jobs).updates["delta"]
+    assert want.norm() > 0
+    for _ in range(4):
+        assert torch.allclose(ours.solve(jobs).updates["delta"], want, atol=1e-12)
+    assert ours.advance.steps
 
 
 def test_tiles_come_in_few_sizes() -> None:
-    advance = TracedAdvance(engine(dropping()).problem)
-    advance.threads, advance.most, advance.dealt = 2, 10, True
+    advance = TiledAdvance(engine(dropping()).problem, 2, 2)
+    advance.most, advance.least = 10, 1
     for clients in range(1, 60):
         sizes = advance.tiles(clients, 5)
         assert sum(sizes) == clients
@@ -382,7 +389,7 @@ def test_tiles_come_in_few_sizes() -> None:
 
 
 def test_a_wrong_step_is_found_in_a_traced_wave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.engines.traced.WORTH", 0.0)
+    monkeypatch.setattr("offbeat.engines.tiles.WORTH", 1)
     task = dropping(0.0)
     task.data[0][12] = float("nan")  # of client 1
     ours = engine(task)

@@ -114,9 +114,10 @@ class Built:
             blocks=clusters.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
         )  # fmt: skip
 
-    def horizon(self, driver: Driver) -> Horizon:
+    def horizon(self, driver: Driver, last: int | None = None) -> Horizon:
         until = self.experiment.until
-        last = int(until["commits"]) if "commits" in until else None
+        if last is None and "commits" in until:
+            last = int(until["commits"])
         ahead = max(256, AHEAD * self.task.clients)
         memory = bool(self.method.what.local.remembers)
         return Horizon(driver, min(ahead, 8192), last, until.get("virtual_seconds"), memory)

@@ -14,6 +14,7 @@ from offbeat import toml
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.keys import generator
+from offbeat.records import Commit
 from offbeat.runs.loop import Outcome, go
 from offbeat.runs.progress import Progress
 from offbeat.runs.store import Store, read_checkpoint, read_metrics, read_trace
@@ -63,6 +64,8 @@ def replay(out: str | Path, **objects: Any) -> Outcome:
     experiment = Experiment.of(toml.read(path / "config.toml") | objects)
     built = build(experiment)
     rows = read_trace(path)
-    driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"))
+    driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"), built.clock())
     engine = built.engine()
-    return go(experiment, built, engine, built.horizon(driver), built.account(engine), None, None)
+    engine.follow(read_checkpoint(path)[1])
+    horizon = built.horizon(driver, last=sum(type(record) is Commit for _, record in rows))
+    return go(experiment, built, engine, horizon, built.account(engine), None, None)

@@ -26,7 +26,6 @@ from offbeat.config import Experiment
 from offbeat.engines.local import LocalEngine, Precision, pick_device
 from offbeat.errors import ConfigError, unknown
 from offbeat.experiment import run
-from offbeat.numerics import convolution
 from offbeat.records import Begun
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -56,7 +55,6 @@ def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] 
         if not only or name in only:
             say(name)
             results[name] = item(settings)
-    results["convolutions"] = dict(convolution.chosen)
     return results
 
 

@@ -2,13 +2,14 @@
 
 A graph is captured for a number of clients and of steps. Waves of other sizes are padded to the next size on the
 ladder with rows whose results are thrown away; a size that keeps coming back gets a graph of its own. What is
-replayed is exactly `numerics.wave.one_step`.
+replayed is exactly `numerics.wave.one_step`. Capturing costs as much as many steps, so a size is captured when it has
+taken enough of them plainly, in the same places and so with the same bits; sizes not used for long are let go.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from offbeat.numerics.wave import Problem, Tally, Work, draw, one_step, tallied
 LADDER = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 UNROLL = (5, 1)  # steps in one graph; a job's steps are made up of these
 OFTEN = 8  # a size seen so often gets a graph without padding
+WORTH = 40  # plain steps after which a size is captured
+HELD = 64  # sizes whose graphs are held on to
 ALIGN = 32  # numbers: rows of the buffers are so aligned, because matrix products read aligned rows faster
 
 
@@ -58,13 +61,20 @@ class Buffers(NamedTuple):
     begin: Tensor  # the number of the next local step
 
 
+class Graphs(NamedTuple):
+    """All there is of one size."""
+
+    buffers: Buffers
+    graphs: dict[int, Any]  # by steps in each
+
+
 class GraphAdvance:
     """An `Advance` that replays graphs. One per run: graphs hold on to the problem's tensors."""
 
     def __init__(self) -> None:
-        self.graphs: dict[tuple[tuple[int, int], int], torch.cuda.CUDAGraph] = {}
-        self.buffers: dict[tuple[int, int], Buffers] = {}  # by clients and samples per step
+        self.graphs: OrderedDict[tuple[int, int], Graphs] = OrderedDict()  # by clients and samples per step
         self.seen: Counter[tuple[int, int]] = Counter()
+        self.taken: Counter[tuple[int, int]] = Counter()  # steps
         self.pool: Any = None
 
     def __call__(
@@ -73,24 +83,29 @@ class GraphAdvance:
         clients = len(work.client)
         self.seen[clients, width] += 1
         size = (clients if self.seen[clients, width] >= OFTEN else padded(clients), width)
-        if size not in self.buffers:
-            self.buffers[size] = make_buffers(size[0], carry, work, tally)
-        at = self.buffers[size]
+        if size not in self.graphs:
+            self.graphs[size] = Graphs(make_buffers(size[0], carry, work, tally), {})
+        self.graphs.move_to_end(size)
+        if len(self.graphs) > HELD:
+            self.graphs.popitem(last=False)
+        at, graphs = self.graphs[size]
         write((at.carry, at.work, at.tally), (carry, work, tally))
         at.begin.fill_(begin)
+        captured = self.taken[size] >= WORTH
+        self.taken[size] += count
         for steps in UNROLL:
             for _ in range(count // steps):
-                self.graph(problem, size, steps).replay()
+                if not captured:
+                    run_steps(problem, at, steps, width)
+                    continue
+                if steps not in graphs:
+                    graphs[steps] = self.capture(problem, at, steps, width)
+                graphs[steps].replay()
             count %= steps
         found: tuple[Carry, Tally] = pytree.tree_map(
             lambda place, t: part(place, t).clone(), (at.carry, at.tally), (carry, tally)
         )
         return found
-
-    def graph(self, problem: Problem, size: tuple[int, int], steps: int) -> torch.cuda.CUDAGraph:
-        if (size, steps) not in self.graphs:
-            self.graphs[size, steps] = self.capture(problem, self.buffers[size], steps, size[1])
-        return self.graphs[size, steps]
 
     def capture(self, problem: Problem, at: Buffers, steps: int, width: int) -> torch.cuda.CUDAGraph:
         kept = pytree.tree_map(torch.clone, (at.carry, at.tally, at.begin))  # warming up must not move anything

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from offbeat.engines.graphs import GraphAdvance, fitting
 from offbeat.engines.memory import Choice, Memory
-from offbeat.engines.traced import TracedAdvance
+from offbeat.engines.settings import Settings, cores
+from offbeat.engines.tiles import TiledAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
-from offbeat.numerics import convolution
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.blocks import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
@@ -29,7 +29,7 @@ from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
-FORMAT = 2  # of a checkpoint's facts
+FORMAT = 3  # of a checkpoint's facts
 Mode = Literal["wave", "twin"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 
@@ -92,12 +92,18 @@ class LocalEngine:
     waves: int = 0
     jobs_computed: int = 0
     notes: list[str] = field(default_factory=list)
+    threads: int = field(default_factory=cores)  # what the rules of rounding go by on a processor
+    # What no rule foresees and rounding rests on all the same, with the number of the wave before which it happened: a
+    # limit on the size of waves, a mode. A resumed run and a replay follow it.
+    record: list[tuple[int, str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.settings = Settings(self.precision, self.device, self.threads)
+        with self.settings:
+            self.set_up()
+
+    def set_up(self) -> None:
         dtype = torch.float64 if self.precision == "float64" else torch.float32
-        fast = self.precision in ("tf32", "bf16")
-        torch.set_float32_matmul_precision("high" if fast else "highest")
-        torch.backends.cudnn.allow_tf32 = fast
         model = self.task.flat_model(dtype, self.precision == "bf16").to(self.device)
         samples = self.task.samples(dtype).to(self.device)
         self.problem = Problem(model, samples, self.method.what.local, self.seed)
@@ -117,7 +123,8 @@ class LocalEngine:
         self.test = tuple(t.to(self.device) for t in self.task.evaluation(dtype))
         self.advance: Any = numerics.advance
         if self.graphs:
-            self.advance = GraphAdvance() if self.device.type == "cuda" else TracedAdvance(self.problem)
+            few = (self.problem, self.threads, self.settings.side_by_side)
+            self.advance = GraphAdvance() if self.device.type == "cuda" else TiledAdvance(*few)
 
     @property
     def units(self) -> int:
@@ -156,7 +163,7 @@ class LocalEngine:
         if self.memory_gib is not None:
             budget = self.memory_gib * 2**30
         elif self.device.type == "cuda":
-            budget = 0.5 * torch.cuda.mem_get_info(self.device)[0]
+            budget = 0.5 * torch.cuda.get_device_properties(self.device).total_memory  # what is free changes
         else:
             budget = 4 * 2**30
         largest = max(map(len, self.blocks.members)) if self.blocks else 1
@@ -177,19 +184,7 @@ class LocalEngine:
 
     def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
         """One wave. When the device's memory runs out the wave is halved, now and for good."""
-        try:
-            outcome = self.solve(jobs)
-        except torch.OutOfMemoryError:
-            if len(jobs) == 1:
-                raise OffbeatError(
-                    f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
-                ) from None
-            torch.cuda.empty_cache()
-            self.limit = len(jobs) // 2
-            self.note(
-                f"out of memory on {self.device} with {len(jobs)} jobs: waves are cut to {self.limit} from now on"
-            )
-            return self.compute(horizon, jobs[: self.limit])
+        jobs, outcome = self.fit(jobs)
         self.waves += 1
         self.jobs_computed += len(jobs)
         rows = self.rows(jobs)
@@ -209,7 +204,23 @@ class LocalEngine:
                 self.results[result.begun[:2]] = result
         while horizon.lost:
             self.results.pop(horizon.lost.pop(), None)
-        return None
+
+    def fit(self, jobs: list[Begun]) -> tuple[list[Begun], Outcome]:
+        """As many of the jobs as the memory takes, and what they come to."""
+        while True:
+            for _, what, value in [entry for entry in self.record if entry[0] == self.waves]:
+                setattr(self, what, value)
+            jobs = jobs[: self.limit]
+            try:
+                return jobs, self.solve(jobs)
+            except torch.OutOfMemoryError:
+                if len(jobs) == 1:
+                    raise OffbeatError(
+                        f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
+                    ) from None
+                torch.cuda.empty_cache()
+                self.record.append((self.waves, "limit", len(jobs) // 2))
+                self.note(f"out of memory on {self.device} with {len(jobs)} jobs: waves are cut to {len(jobs) // 2} from now on")
 
     def remember(self, jobs: list[Begun], updates: Update) -> None:
         """Take what clients remember out of their updates, into their memory."""
@@ -231,7 +242,10 @@ class LocalEngine:
 
     def solve(self, jobs: list[Begun]) -> Outcome:
         """What each of the `rows` of these jobs comes to."""
-        rows = self.rows(jobs)
+        with self.settings:
+            return self.solved(jobs, self.rows(jobs))
+
+    def solved(self, jobs: list[Begun], rows: list[Begun]) -> Outcome:
         used = {job.version: None for job in rows}
         place = {version: i for i, version in enumerate(used)}
         index = torch.tensor([place[job.version] for job in rows]).to(self.device, non_blocking=True)
@@ -257,6 +271,7 @@ class LocalEngine:
             reason = str(error).strip().splitlines()[0]
             self.note(f"this model cannot be batched over clients, so jobs run one after another: {reason}")
             self.mode = "twin"
+            self.record.append((self.waves, "mode", "twin"))
             return self.one_by_one(starts, jobs)
 
     def one_by_one(self, starts: State, jobs: list[Begun]) -> Outcome:
@@ -268,8 +283,11 @@ class LocalEngine:
         self.notes.append(text)
         warnings.warn(text, stacklevel=2)
 
-    @torch.no_grad()
     def commit(self, step: Step, horizon: Horizon) -> Done:
+        with self.settings, torch.no_grad():
+            return self.committed(step, horizon)
+
+    def committed(self, step: Step, horizon: Horizon) -> Done:
         results = [self.results[job] for job in step.commit.jobs]
         for result in results:
             if result.bad >= 0:
@@ -334,9 +352,12 @@ class LocalEngine:
             del self.versions[version]
 
     # ---- evaluation -----------------------------------------------------------------------------
-    @torch.no_grad()
     def evaluate(self, batch: int = 2048) -> tuple[float, float | None]:
         """Loss and accuracy of the newest version on the test set."""
+        with self.settings, torch.no_grad():
+            return self.evaluated(batch)
+
+    def evaluated(self, batch: int) -> tuple[float, float | None]:
         x, y = self.test
         flat = self.server["model"]
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -379,12 +400,21 @@ class LocalEngine:
             "limit": self.limit,
             "notes": self.notes,
             "results": [[*r.begun, r.bad, r.client] for r in self.results.values()],
-            "convolutions": dict(convolution.chosen),
+            "threads": self.threads,
+            "record": self.record,
             "sizes": [[*size, times] for size, times in getattr(self.advance, "seen", {}).items()],
+            "taken": [[*size, steps] for size, steps in getattr(self.advance, "taken", {}).items()],
         }
         if self.memory is not None:
             held |= {f"memory/{name}": t for name, t in self.memory.held.items()} | {"last": self.last}
         return {name: t.detach().cpu().contiguous().clone() for name, t in held.items()}, facts
+
+    def follow(self, facts: dict[str, Any]) -> None:
+        """Round as the run did that left these facts."""
+        self.record = [(wave, what, value) for wave, what, value in facts["record"]]
+        self.threads = self.settings.threads = facts["threads"]
+        if isinstance(self.advance, TiledAdvance):
+            self.advance.threads = self.threads
 
     def restore(self, held: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if facts.get("format") != FORMAT:
@@ -401,10 +431,11 @@ class LocalEngine:
             self.last = held["last"]
         self.version, self.waves, self.jobs_computed = facts["version"], facts["waves"], facts["jobs_computed"]
         self.mode, self.notes = facts["mode"], facts["notes"]
-        self.limit = min(self.limit, facts["limit"]) if self.memory_gib is None else self.limit
-        convolution.chosen.update(facts.get("convolutions", {}))
+        self.follow(facts)
+        self.limit = facts["limit"]
         if self.graphs:
-            self.advance.seen.update({(clients, width): times for clients, width, times in facts.get("sizes", [])})
+            self.advance.seen.update({(clients, width): times for clients, width, times in facts["sizes"]})
+            self.advance.taken.update({(clients, width): steps for clients, width, steps in facts["taken"]})
         self.versions, self.results = {}, {}
         for name, t in moved.items():
             kind, *where = name.split("/")

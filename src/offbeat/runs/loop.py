@@ -109,7 +109,7 @@ def go(
     loop = Loop(config, engine, account, store, progress)
     failure: OffbeatError | None = None
     try:
-        with loop.listening():
+        with engine.settings, loop.listening(horizon):
             if history is not None:
                 loop.skip(horizon, engine.version, history)
             elif store is not None:
@@ -159,13 +159,14 @@ class Loop:
         self.stop = False  # somebody asked for an end
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """A first interrupt ends the run after the commit in hand, a second at once."""
+    def listening(self, horizon: Horizon) -> Iterator[None]:
+        """A first interrupt ends the run after the commit in hand, or while the schedule looks for one; a second at
+        once."""
 
         def ask(*_: Any) -> None:
             if self.stop:
                 raise KeyboardInterrupt
-            self.stop = True
+            self.stop = horizon.stop = True
 
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from offbeat.errors import OffbeatError
 from offbeat.records import Begun, Commit, Drop, Finished, JobName, Left, Overwritten, Row, Start
 
 
@@ -33,10 +34,15 @@ class Step(NamedTuple):
     rows: list[Row]
 
 
+PATIENCE = 1_000_000, 1_000  # rows without a commit, and for each client: behind them a schedule counts as stuck
+BREATH = 1 << 14  # rows between two looks at whether somebody wants an end
+
+
 class Horizon:
     """Commits in order, with the commits that consume the next `ahead` updates already known.
 
-    How far it looks depends on the schedule alone, so that a resumed run forms the same waves.
+    How far it looks depends on the schedule alone and never on a run's limits, so that a run that is resumed, extended
+    or replayed forms the same waves. `last` and `until` say which commits are handed out.
     """
 
     def __init__(
@@ -47,14 +53,17 @@ class Horizon:
         self.source = iter(driver)
         self.ahead = ahead
         self.queued = 0  # updates consumed by the commits in `steps`
-        self.last = last  # commits that the run will make at most: what lies beyond is not looked at
-        self.until = until  # commits after this time are not made
-        self.late = False  # such a commit was seen
+        self.last = last  # commits that are handed out at most
+        self.until = math.inf if until is None else until  # commits after this time are not
+        self.late = False  # such a commit is the next
+        self.stuck: float | None = None  # the time at which the schedule was given up: no commit comes any more
+        self.stop = False  # somebody wants an end
+        self.given = 0
+        self.now = 0.0
         self.memory = memory  # finished jobs move their client's memory: each is wanted, and they go in order
         self.pending: set[JobName] = set()  # wanted for that, and whether a commit takes them is not known yet
         self.unused: set[JobName] = set()  # wanted for that alone
         self.lost: list[JobName] = []  # computed before it was known that no commit takes them
-        self.found = 0
         self.steps: deque[Step] = deque()
         self.begun: dict[JobName, Begun] = {}  # not yet consumed, as far as the window knows
         self.wanted: dict[JobName, Begun] = {}  # consumed by a commit of the window, in order of need
@@ -68,30 +77,42 @@ class Horizon:
         return self
 
     def __next__(self) -> Step:
-        self.fill()
-        if not self.steps:
+        if self.last is not None and self.given >= self.last:
             raise StopIteration
+        while not self.closed and not self.steps and self.now <= self.until:
+            self.look(self.until)
+        self.late = (self.steps[0].time if self.steps else self.now) > self.until
+        if self.late or not self.steps:
+            if self.stuck is not None and not self.late:
+                raise OffbeatError(self.complaint())
+            raise StopIteration
+        self.fill()
         step = self.steps.popleft()
+        self.given += 1
         self.queued -= len(step.commit.jobs)
         return step
+
+    def complaint(self) -> str:
+        return (
+            f"the schedule makes no commit after number {self.given}: until {self.stuck:.6g} virtual s it had told "
+            f"{PATIENCE[0]:,} rows and more without one. Clients that are never there together, a deadline that nobody "
+            "meets or jobs that are always lost are the usual reasons; change the fleet or the method's schedule"
+        )
 
     def fill(self) -> None:
         """Look as far ahead as the next commit will need; worth doing while a device computes."""
         while not self.closed and (self.queued < self.ahead or not self.steps):
             self.look()
 
-    def look(self) -> None:
-        """Read rows up to the next commit."""
+    def look(self, until: float = math.inf) -> None:
+        """Read rows up to the next commit, or up to a time behind which nobody asks for one."""
         rows: list[Row] = []
-        if self.last is not None and self.found >= self.last:
-            self.closed = True
-            return
         begun, held, ordered = self.begun, self.held, self.ordered
-        until = math.inf if self.until is None else self.until
+        patience = PATIENCE[0] + PATIENCE[1] * len(begun)
         for row in self.source:
             if row[0] > until:
-                self.late = True
-                break
+                self.now = row[0]
+                return
             rows.append(row)
             record = row[1]
             if type(record) is Begun:
@@ -119,10 +140,17 @@ class Horizon:
                     self.pending.discard(job)
                     if job in begun:
                         self.wanted[job] = begun.pop(job)
-                self.found += 1
                 self.queued += len(record.jobs)
+                self.now = row[0]
                 self.steps.append(Step(row[0], record, rows))
                 return
+            if not len(rows) % BREATH:
+                self.now = row[0]
+                if self.stop:
+                    raise KeyboardInterrupt
+                if len(rows) > patience:
+                    self.stuck = row[0]
+                    break
         self.closed = True
 
     def ready(self, version: int) -> list[Begun]:

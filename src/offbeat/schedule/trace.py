@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offbeat.errors import OffbeatError
 from offbeat.method import Policy
@@ -26,6 +26,9 @@ from offbeat.records import (
     Row,
     Woke,
 )
+
+if TYPE_CHECKING:
+    from offbeat.schedule.horizon import Driver
 
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*COMMANDS, *EVENTS)}
 NAMES = {kind: name for name, kind in KINDS.items()}
@@ -74,27 +77,41 @@ def difference(one: Iterable[Row], other: Iterable[Row]) -> str | None:
 
 
 class Replay:
-    """A driver that reads arrivals from a trace. A command that differs from the recorded one ends it."""
+    """A driver that reads arrivals from a trace. A command that differs from the recorded one ends it.
 
-    def __init__(self, rows: Sequence[Row], policy: Policy, clients: int, rng: random.Random) -> None:
+    `beyond` is the driver that made the trace, where it can be run again: its rows must be those recorded, and it goes
+    on behind their end, so that whoever looks ahead there sees what the run saw.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], policy: Policy, clients: int, rng: random.Random, beyond: Driver | None = None
+    ) -> None:
         self.rows = rows
         self.conductor = policy.conductor(clients, rng)
         self.clients = clients
-        self.floor = 0
+        self.beyond = beyond
         # The oldest version that any later row begins from: what a version store must keep.
         self.floors = [0] * (len(rows) + 1)
+        self.place = 0
         oldest = sum(type(record) is Commit for _, record in rows)
         for place in range(len(rows), -1, -1):
             self.floors[place] = oldest
             if place and isinstance(begun := rows[place - 1][1], Begun):
                 oldest = min(oldest, begun.version)
 
+    @property
+    def floor(self) -> int:
+        return self.floors[self.place] if self.beyond is None else self.beyond.floor
+
     def __iter__(self) -> Iterator[Row]:
         away = self.away_at_first()
         expected: list[Command] = self.conductor.begin(0.0, [c for c in range(self.clients) if c not in away])
         expected.reverse()
+        again = iter(() if self.beyond is None else self.beyond)
         for place, (now, record) in enumerate(self.rows):
-            self.floor = self.floors[place + 1]
+            self.place = place + 1
+            if self.beyond is not None and (other := next(again, None)) != (now, record):
+                raise OffbeatError(f"replay: row {place} of the trace is {(now, record)}, the clock says {other}")
             if isinstance(record, COMMANDS):
                 want = expected.pop() if expected else None
                 if want != record:
@@ -106,6 +123,7 @@ class Replay:
                     raise OffbeatError(f"replay: before row {place} ({now} s) the policy also says {expected[-1]}")
                 expected = self.hear(now, record)[::-1]
             yield now, record
+        yield from again
 
     def hear(self, now: float, record: Record) -> list[Command]:
         if isinstance(record, Arrived):

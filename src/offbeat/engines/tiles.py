@@ -1,16 +1,17 @@
-"""Waves on few cores: tiles of clients, and steps without Python.
+"""Waves on few cores: tiles of clients side by side, and steps without Python.
 
 Taking a step through `vmap` and autograd costs the same few milliseconds of Python for one client as for a hundred.
 A size of tile that is used for long is traced once into its bare tensor operations, and those are replayed: the same
-operations in the same order, so the same bits. They run without the interpreter's lock, so tiles of heavy clients
-(convolutions) run side by side, a thread for each core, which beats splitting every operation over all cores.
+operations in the same order, so the same bits. A wave is cut into tiles whose models stay in the cache; tiles run side
+by side, each on one thread. A wave of one tile may use several threads inside each operation.
+
+What decides rounding follows by rule from the wave and `threads`: how it is cut, and whether operations are threaded.
+How many tiles run at once changes nothing but the time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
@@ -27,28 +28,28 @@ from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.wave import Problem, Tally, Work, draw, one_step, tallied
 
+CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
 MOST = 320 << 20  # bytes of work in a tile
-HEAVY = 16 << 20  # bytes: clients with more work than that are dealt out to the cores, a few to each
-FEW = 5
+ALONE = 1 << 20  # bytes of work of a client that is worth a tile, and so a core, of its own
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
-WORTH = 1.0  # seconds of plain steps after which a size of tile is traced
+WORTH = 100  # plain steps after which a size of tile is traced
 
 Step: TypeAlias = Callable[..., tuple[Tensor, ...]]  # leaves of the carry, job, x, y, noise -> leaves, losses
 
 
-class TracedAdvance:
+class TiledAdvance:
     """An `Advance` for CPUs. One per run."""
 
-    def __init__(self, problem: Problem) -> None:
-        keep_memory()
-        size = numerics.bytes_per_job(problem)
-        self.threads = torch.get_num_threads()
-        self.dealt = size > HEAVY and self.threads > 1
-        self.most = FEW if self.dealt else max(1, MOST // size)  # clients in a tile
-        self.seen: Counter[tuple[int, int]] = Counter()
-        self.spent: Counter[tuple[int, int]] = Counter()  # seconds of plain steps, by clients and samples per step
+    def __init__(self, problem: Problem, threads: int, side_by_side: int) -> None:
+        work, models = numerics.bytes_per_job(problem), problem.model.dimension * problem.model.dtype.itemsize
+        self.threads = threads  # what the rule goes by
+        self.side_by_side = min(threads, side_by_side)  # tiles at once
+        self.most = max(1, min(MOST // work, CACHED // models))  # clients in a tile
+        self.least = max(1, ALONE // work)
+        self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
+        self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
         self.steps: dict[tuple[int, int], Step] = {}
 
     def __call__(
@@ -57,26 +58,27 @@ class TracedAdvance:
         self.seen[len(work.client), width] += 1
         sizes = self.tiles(len(work.client), width)
         parts = list(zip(*(split(t, sizes) for t in (carry, work, tally)), strict=True))
+        for size in sorted(set(sizes)):
+            self.trace(problem, parts[sizes.index(size)], begin, count * sizes.count(size), width)
 
         def take(part: Any) -> Any:
-            carry, work, tally = part
-            return self.tile(problem, carry, work, tally, begin, count, width)
+            return self.tile(problem, *part, begin, count, width)
 
-        ready = all((size, width) in self.steps for size in sizes)
-        if not self.dealt or not ready or len(sizes) < self.threads:
-            done = [take(part) for part in parts]
-        else:
-            torch.set_num_threads(1)
-            try:
-                done = list(workers(self.threads).map(take, parts))
-            finally:
-                torch.set_num_threads(self.threads)
-        found: tuple[Carry, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done) if done[1:] else done[0]
-        return found
+        if len(parts) == 1:
+            return take(parts[0])  # type: ignore[no-any-return]
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            free = all((size, width) in self.steps for size in sizes)  # of the module, which serves one at a time
+            done = list((workers(self.side_by_side).map if free else map)(take, parts))
+        finally:
+            torch.set_num_threads(before)
+        joined: tuple[Carry, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done)
+        return joined
 
     def tiles(self, clients: int, width: int) -> list[int]:
         """Sizes of the tiles of a wave: few different ones, because each that is used for long is traced."""
-        parts = max(min(self.threads, clients) if self.dealt else 1, -(-clients // self.most))
+        parts = max(1, -(-clients // self.most), min(self.threads, clients // self.least))
         if self.seen[clients, width] >= OFTEN:
             return [clients // parts + (i < clients % parts) for i in range(parts)]
         most, left, sizes = -(-clients // parts), clients, []
@@ -85,32 +87,35 @@ class TracedAdvance:
             left -= sizes[-1]
         return sizes
 
+    def trace(self, problem: Problem, part: Any, begin: int, steps: int, width: int) -> None:
+        """Count the steps of a size of tile; trace it when there have been enough."""
+        carry, work, _ = part
+        size = (len(work.client), width)
+        if self.taken[size] >= WORTH and size not in self.steps:
+            rows, noise = draw(problem, work, begin, 1, width)
+            x, y = problem.samples.batch_of(rows[:, 0])
+            self.steps[size] = traced(problem, carry, work.job, x, y, noise[:, 0])
+        self.taken[size] += steps
+
     def tile(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
-        size = (len(work.client), width)
-        step = self.steps.get(size)
-        if step is None:
-            began = time.perf_counter()
-            carry, tally = numerics.advance(problem, carry, work, tally, begin, count, width)
-            self.spent[size] += time.perf_counter() - began  # type: ignore[assignment]
-            if self.spent[size] > WORTH:
-                rows, noise = draw(problem, work, begin, 1, width)
-                x, y = problem.samples.batch_of(rows[:, 0])
-                self.steps[size] = traced(problem, carry, work.job, x, y, noise[:, 0])
-            return carry, tally
-        rows, noise = draw(problem, work, begin, count, width)
-        rows, noise = rows.transpose(0, 1).contiguous(), noise.T.contiguous()
-        each = problem.samples.x[0].nbytes * rows[0].numel()
-        at_once = max(1, GATHERED // max(1, each))
-        leaves, form = pytree.tree_flatten(pytree.tree_map(torch.clone, carry))  # the steps may change them
-        losses = []
-        for first in range(0, count, at_once):
-            x, y = problem.samples.batch_of(rows[first : first + at_once])
-            for k in range(len(x)):
-                *leaves, loss = step(*leaves, *work.job, x[k], y[k], noise[first + k])
-                losses.append(loss)
-        return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
+        step = self.steps.get((len(work.client), width))
+        with torch.no_grad():  # which each thread is told anew
+            if step is None:
+                return numerics.advance(problem, carry, work, tally, begin, count, width)
+            rows, noise = draw(problem, work, begin, count, width)
+            rows, noise = rows.transpose(0, 1).contiguous(), noise.T.contiguous()
+            each = problem.samples.x[0].nbytes * rows[0].numel()
+            at_once = max(1, GATHERED // max(1, each))
+            leaves, form = pytree.tree_flatten(pytree.tree_map(torch.clone, carry))  # the steps may change them
+            losses = []
+            for first in range(0, count, at_once):
+                x, y = problem.samples.batch_of(rows[first : first + at_once])
+                for k in range(len(x)):
+                    *leaves, loss = step(*leaves, *work.job, x[k], y[k], noise[first + k])
+                    losses.append(loss)
+            return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
 
 
 @cache
@@ -149,10 +154,10 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     first, *_, last, output = graph.nodes
-    if last.target is torch.ops.aten.addcmul.default and last.args[0] is first and output.args[0][0] is last:
-        last.target = (
-            torch.ops.aten.addcmul_.default
-        )  # the step itself comes last: it may move the iterate in its place
+    moved, *others = output.args[0]
+    step_is_last = last.target is torch.ops.aten.addcmul.default and last.args[0] is first and moved is last
+    if step_is_last and not any(forms.shares(other, first) for other in others):
+        last.target = torch.ops.aten.addcmul_.default  # nobody keeps the old iterate: it may move in its place
     graph.set_codegen(CodeGen())  # tensors in, tensors out
     code = graph.python_code("self")
     scope = dict(code.globals)
@@ -178,21 +183,15 @@ class Forms(Interpreter):
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.seen: dict[Any, Any] = {}
+        self.memory: dict[Any, int] = {}  # where the numbers of each tensor lie
+
+    def shares(self, one: Any, other: Any) -> bool:
+        """Whether two tensors are views of the same memory."""
+        return self.memory.get(one) == self.memory[other]
 
     def run_node(self, n: Any) -> Any:
         result = super().run_node(n)
         self.seen[n] = (result.shape, result.stride()) if isinstance(result, Tensor) else None
+        if isinstance(result, Tensor):
+            self.memory[n] = result.untyped_storage().data_ptr()
         return result
-
-
-@cache
-def keep_memory() -> None:
-    """Tell the C library to keep the memory that is freed: a step takes the same large pieces again and again, and
-    pages that come fresh from the system cost more than the arithmetic on them. Nothing happens where it is not glibc.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-        mallopt(setting, 1 << 30)

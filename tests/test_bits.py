@@ -1,0 +1,95 @@
+"""The law on bits: run twice = killed and resumed = resumed with a further limit = replayed, bit for bit, whatever the
+processor's instruction sets, the threads and the load. The whole is `make soak`; a sample stands here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from experiments import METHODS, drawn, keeps_the_law
+
+from offbeat.engines.settings import Settings
+
+HERE = Path(__file__).parent
+SAMPLE = (3, 5, 8, 14)  # of the experiments, for the environments
+ENVIRONMENTS = [
+    {"OMP_NUM_THREADS": "1"},
+    {"OMP_NUM_THREADS": "3", "ATEN_CPU_CAPABILITY": "avx2"},
+    {"OMP_NUM_THREADS": "2", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    {"OMP_NUM_THREADS": "2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)))
+def test_every_method_keeps_the_law(number: int, tmp_path: Path) -> None:
+    keeps_the_law(drawn(number), tmp_path, number)
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Two programs that take all the processor they can get."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for each in spinning:
+        each.kill()
+        each.wait()
+
+
+def digests(environment: dict[str, str], numbers: tuple[int, ...], where: Path) -> list[str]:
+    """The models of some experiments that keep the law, computed by another process."""
+    code = (
+        "import json, sys; from pathlib import Path; from experiments import drawn, keeps_the_law\n"
+        "out, *numbers = sys.argv[1:]\n"
+        "print(json.dumps([keeps_the_law(drawn(int(n)), Path(out) / n, int(n)) for n in numbers]))"
+    )
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(where), *map(str, numbers)], env=os.environ | environment | {"PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda e: ",".join(e.values()))
+def test_the_law_holds_on_other_instruction_sets_and_under_load(
+    environment: dict[str, str], tmp_path: Path, busy: None
+) -> None:
+    digests(environment, SAMPLE, tmp_path)
+
+
+def test_the_number_of_threads_does_not_matter(tmp_path: Path, busy: None) -> None:
+    found = [digests({"OMP_NUM_THREADS": n}, SAMPLE[:2], tmp_path / n) for n in ("1", "2", "3")]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(len(METHODS), 200))
+def test_random_experiments_keep_the_law(number: int, tmp_path: Path) -> None:
+    keeps_the_law(drawn(number), tmp_path, number)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("number", [2, 4, 6, 8, 19])
+def test_the_law_holds_on_cuda(number: int, tmp_path: Path) -> None:
+    keeps_the_law(drawn(number, "cuda"), tmp_path, number)
+
+
+def test_a_run_puts_back_what_it_sets() -> None:
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with Settings("tf32", torch.device("cpu"), 3) as settings:
+        assert torch.get_num_threads() == 3
+        assert torch.get_float32_matmul_precision() == "high"
+        with settings:
+            pass
+        assert torch.get_num_threads() == 3
+    assert before == (
+        torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    )  # fmt: skip
