@@ -29,7 +29,7 @@ from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
-FORMAT = 2  # of a checkpoint's facts
+FORMAT = 3  # of a checkpoint's facts
 Mode = Literal["wave", "twin"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 
