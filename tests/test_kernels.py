@@ -102,10 +102,10 @@ def test_draws_are_the_same_everywhere(sampling: Any) -> None:
     key = keys.key(5, "batch", client, client)
     rounds = ROUNDS if sampling == "shuffle" else 0
     begin = torch.tensor(3, device=DEVICE)
-    rows, noise = kernels.draw(held.order, held.first, held.size, client, key, begin, 9, 10, keys.MASK, rounds)
+    rows, noise = kernels.draw(held.order, held.first, held.size, client, key, begin, 9, 10, rounds)
     assert torch.equal(rows.transpose(0, 1), held.rows(client, key, 3, 9))
     steps = torch.arange(3, 12, device=DEVICE)
-    assert torch.equal(noise.T, keys.fold(keys.fold(key, keys.MASK)[:, None], steps[None]))
+    assert torch.equal(noise.T, keys.fold(keys.fold(key, -1)[:, None], steps[None]))
 
 
 def test_dropout() -> None:

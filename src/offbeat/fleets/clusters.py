@@ -15,7 +15,7 @@ import numpy as np
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
 from offbeat.fleets.laws import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
-from offbeat.keys import key, uniform
+from offbeat.keys import key, uniform, unsigned
 from offbeat.options import fits, option_problems
 
 MBIT = 1e6 / 8  # bytes per second in one Mbit/s
@@ -166,7 +166,7 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
             found.append(f"cluster {number} has no devices; leave it out")
             continue
         try:
-            made = tuple(graphs_of(graph, len(devices), key(seed, "graph", number)))
+            made = tuple(graphs_of(graph, len(devices), unsigned(key(seed, "graph", number))))
         except ConfigError as error:
             found += [f"cluster {number}: {sentence}" for sentence in error.problems]
             continue

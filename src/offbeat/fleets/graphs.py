@@ -16,7 +16,7 @@ import numpy as np
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.laws import Array, shortened
 from offbeat.fleets.steps import refuse
-from offbeat.keys import key
+from offbeat.keys import key, unsigned
 from offbeat.options import fits, option_problems
 
 TRIES = 2000  # draws of a random graph before it is given up as not connected
@@ -81,7 +81,7 @@ def sequence(nodes: int, seed: int = 0, *, of: list[Any]) -> list[nx.Graph]:
     result = []
     for index, spec in enumerate(of):
         try:
-            result += graphs_of(spec, nodes, key(seed, "sequence", index))
+            result += graphs_of(spec, nodes, unsigned(key(seed, "sequence", index)))
         except ConfigError as error:
             found += [f"entry {index}: {sentence}" for sentence in error.problems]
     refuse(found)
@@ -107,7 +107,7 @@ def lattice(said: str, line: Callable[[int], nx.Graph]) -> Builder:
 def connected(draw: Callable[[int], nx.Graph], seed: int, purpose: str, given: str, hint: str) -> list[nx.Graph]:
     """The first connected graph of the draws keyed by (seed, purpose, try)."""
     for attempt in range(TRIES):
-        graph = draw(key(seed, purpose, attempt))
+        graph = draw(unsigned(key(seed, purpose, attempt)))
         if nx.is_connected(graph):
             return [graph]
     raise ConfigError([f"{given} gave no connected graph of {len(graph)} nodes in {TRIES:,} draws; {hint}"])

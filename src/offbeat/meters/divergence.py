@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import ConfigError
-from offbeat.keys import key
+from offbeat.keys import key, unsigned
 from offbeat.meters.gauge import Gauge
 
 
@@ -130,5 +130,6 @@ def sampled(gauge: Gauge, client: int, most: int | None) -> Tensor:
     rows = gauge.whole.order[first : first + size]
     if most is None or size <= most:
         return rows
-    chosen = np.random.default_rng(key(gauge.seed, "noise", client)).choice(size, most, replace=False)
+    rng = np.random.default_rng(unsigned(key(gauge.seed, "noise", client)))
+    chosen = rng.choice(size, most, replace=False)
     return rows[torch.from_numpy(np.sort(chosen)).to(rows.device)]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.keys import key
+from offbeat.keys import key, unsigned
 from offbeat.numerics import local, wave
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
@@ -130,7 +130,7 @@ def fewer(samples: Samples, most: int | None, seed: int) -> Samples:
     shards = []
     for client, size in enumerate(samples.sizes):
         shard = order[first[client] : first[client] + size]
-        rng = np.random.default_rng(key(seed, "measured", client))
+        rng = np.random.default_rng(unsigned(key(seed, "measured", client)))
         shards.append(shard if size <= most else np.sort(rng.choice(shard, most, replace=False)))
     made = Samples.of(samples.x, samples.y, shards, samples.batch, samples.sampling)
     return made.to(samples.order.device)

@@ -338,7 +338,7 @@ class Dropout(ForOne):
 def keep(x: Tensor, key: Tensor, p: float) -> Tensor:
     """0 where a client's keyed word for the place is below p, else 1 / (1 - p)."""
     place = torch.arange(x[0].numel(), device=x.device)[None]
-    kept = keys.fold(key[:, None], place) >= limit(p)
+    kept = keys.word(key[:, None], place) >= limit(p)
     factors: Tensor = kept.to(x.dtype).div_(1.0 - p).reshape(x.shape)
     return factors
 

@@ -372,58 +372,57 @@ def descend(y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None = None) -> Tensor
 
 # ---- chance -------------------------------------------------------------------------------------
 @triton.jit
-def mix(x):
-    """`keys.mix` on 32-bit words."""
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    return x ^ (x >> 16)
+def scatter(key, word):
+    """`keys.scatter` on unsigned 64-bit words, whose shifts need no masks."""
+    x = key + (word + 1) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    return (x ^ (x >> 27)) * 0x94D049BB133111EB
 
 
 @triton.jit
 def fold(key, word):
-    """`keys.fold` on 32-bit words."""
-    return mix(key ^ mix(word + 0x9E3779B9))
+    """`keys.fold` on unsigned words."""
+    x = scatter(key, word)
+    return x ^ (x >> 31)
 
 
 @triton.jit
-def draw_rows(order, start, size, client, key, begin, rows, noise, slots, MASK: tl.constexpr, WIDTH: tl.constexpr,
-              SHUFFLE: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def draw_rows(order, start, size, client, key, begin, rows, noise, slots, WIDTH: tl.constexpr, SHUFFLE: tl.constexpr,
+              ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """`Samples.rows` and the keys of the steps, for one job."""
     n = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    who, root = tl.load(client + n), tl.load(key + n).to(tl.uint32)
+    who, root = tl.load(client + n), tl.load(key + n).to(tl.uint64)
     many, first_step = tl.load(size + who), tl.load(begin)
     slot = first_step * WIDTH + at
     if SHUFFLE:
         place = slot % many
-        lap = fold(root, (slot // many).to(tl.uint32))
+        lap = fold(root, (slot // many).to(tl.uint64))
         for number in range(ROUNDS):
-            once = fold(lap, tl.full((BLOCK,), number, tl.uint32))
-            partner = (once.to(tl.int64) % many - place + many) % many
-            coin = fold(once, tl.maximum(place, partner).to(tl.uint32)) & 1
+            once = fold(lap, tl.full((BLOCK,), number, tl.uint64))
+            partner = (((once >> 32) * many.to(tl.uint64) >> 32).to(tl.int64) - place + many) % many
+            coin = (scatter(once, tl.maximum(place, partner).to(tl.uint64)) >> 32) & 1
             place = tl.where(coin == 1, partner, place)
     else:
-        place = (fold(root, slot.to(tl.uint32)).to(tl.uint64) * many.to(tl.uint64) >> 32).to(tl.int64)
+        place = ((scatter(root, slot.to(tl.uint64)) >> 32) * many.to(tl.uint64) >> 32).to(tl.int64)
     row = tl.load(order + tl.load(start + who) + place, mask=at < slots, other=0)
     step = at // WIDTH
     jobs = tl.num_programs(1)
     tl.store(rows + (step * jobs + n) * WIDTH + at % WIDTH, row, mask=at < slots)
-    word = fold(fold(root, tl.full((BLOCK,), MASK, tl.uint32)), (first_step + step).to(tl.uint32))
+    word = fold(fold(root, -1), (first_step + step).to(tl.uint64))
     tl.store(noise + step * jobs + n, word.to(tl.int64), mask=(at < slots) & (at % WIDTH == 0))
 
 
 def draw(
     order: Tensor, start: Tensor, size: Tensor, client: Tensor, key: Tensor, begin: Tensor, count: int, width: int,
-    mask: int, rounds: int,
+    rounds: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows `[count, n, width]` and keys `[count, n]` of n jobs' steps; `rounds` of the permutation, 0 for none."""
     n = len(client)
     rows, noise = client.new_empty((count, n, width)), client.new_empty((count, n))
     draw_rows[(triton.cdiv(count * width, 128), n)](
-        order, start, size, client, key, begin, rows, noise, count * width, MASK=mask, WIDTH=width,
-        SHUFFLE=rounds > 0, ROUNDS=rounds, BLOCK=128,
+        order, start, size, client, key, begin, rows, noise, count * width, WIDTH=width, SHUFFLE=rounds > 0,
+        ROUNDS=rounds, BLOCK=128,
     )  # fmt: skip
     return rows, noise
 
@@ -434,10 +433,10 @@ def drop(x, key, out, each, limit, scale, sn, sb, sc, sh, sw, C: tl.constexpr, H
     """out = x * scale where the keyed word of the place is at least `limit`, else 0; out is in plain order."""
     n = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    word = fold(tl.load(key + n).to(tl.uint32), at.to(tl.uint32))
+    word = scatter(tl.load(key + n).to(tl.uint64), at.to(tl.uint64)) >> 32
     where = n * sn + at // (C * H * W) * sb + at // (H * W) % C * sc + at // W % H * sh + at % W * sw
     value = tl.load(x + where, mask=at < each, other=0.0)
-    kept = word >= limit.to(tl.uint32)
+    kept = word >= limit.to(tl.uint64)
     tl.store(out + n * each + at, tl.where(kept, value * scale, 0.0), mask=at < each)
 
 

@@ -84,7 +84,7 @@ class Samples:
         else:
             slot = torch.arange(count * width, device=size.device)[None] + begin * width
             if self.sampling == "replacement":
-                place = (keys.fold(key[:, None], slot) * size) >> 32
+                place = (keys.word(key[:, None], slot) * size) >> 32
             else:
                 place = permuted(keys.fold(key[:, None], slot // size), slot % size, size)
         rows = self.order[self.first[client][:, None] + place]
@@ -102,7 +102,7 @@ def permuted(key: Tensor, place: Tensor, size: Tensor) -> Tensor:
     """A keyed permutation of `0 .. size` at `place`: the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012)."""
     for number in range(ROUNDS):
         once = keys.fold(key, number)
-        partner = (once % size - place) % size
-        coin = keys.fold(once, torch.maximum(place, partner)) & 1
+        partner = ((((once >> 32) & keys.MASK) * size >> 32) - place) % size
+        coin = keys.word(once, torch.maximum(place, partner)) & 1
         place = torch.where(coin == 1, partner, place)
     return place

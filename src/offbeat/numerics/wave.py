@@ -96,10 +96,10 @@ def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: i
         at = torch.as_tensor(begin, device=work.key.device)
         shards = (samples.order, samples.first, samples.size, work.client, work.key)
         rounds = ROUNDS if samples.sampling == "shuffle" else 0
-        rows, noise = kernels.draw(*shards, at, count, width, keys.MASK, rounds)
+        rows, noise = kernels.draw(*shards, at, count, width, rounds)
         return rows.transpose(0, 1), noise.T
     steps = torch.arange(count, device=work.key.device)[None] + begin
-    noise = keys.fold(keys.fold(work.key, keys.MASK)[:, None], steps)
+    noise = keys.fold(keys.fold(work.key, -1)[:, None], steps)  # slots of batches are not negative
     return samples.rows(work.client, work.key, begin, count, width), noise
 
 
