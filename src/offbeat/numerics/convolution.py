@@ -52,8 +52,8 @@ def fastest(usable: dict[str, Method], x: Tensor, w: Tensor, step: Pair, padding
     n = TRIED[x.device.type]
     taken: dict[str, float] = {}
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-        images = torch.randn((n, *x.shape[1:]), dtype=x.dtype, device=x.device, requires_grad=x.requires_grad)
-        rows = torch.randn((2, n, w[0].numel() + w.shape[1]), dtype=w.dtype, device=w.device)  # as they lie in a wave
+        images = torch.ones((n, *x.shape[1:]), dtype=x.dtype, device=x.device, requires_grad=x.requires_grad)
+        rows = torch.ones((2, n, w[0].numel() + w.shape[1]), dtype=w.dtype, device=w.device)  # as they lie in a wave
         at, to = ((row[:, : w[0].numel()].reshape(n, *w.shape[1:]), row[:, w[0].numel() :]) for row in rows)
         weights, shifts = (t.detach().requires_grad_(w.requires_grad) for t in at)
         asked = [t for t in (images, weights, shifts) if t.requires_grad]
