@@ -10,7 +10,7 @@ demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo
 
 test: lint
-	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

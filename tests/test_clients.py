@@ -17,8 +17,8 @@ from offbeat.engines.tiles import LADDER, TiledAdvance
 from offbeat.errors import ConfigError
 from offbeat.method import Local, Method, Rule
 from offbeat.numerics import convolution
-from offbeat.numerics.clients import Keyed
 from offbeat.numerics.local import descend
+from offbeat.numerics.draws import Keyed
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 from offbeat.tasks.models import CropFlip
@@ -217,7 +217,7 @@ def test_gradients_pass_where_nothing_was_dropped() -> None:
 
 
 def test_places_are_dropped_as_often_as_asked_and_differ_by_layer_and_step() -> None:
-    from offbeat.numerics.clients import keep
+    from offbeat.numerics.draws import keep
 
     key = keys.fold(keys.key(0, "noise", torch.arange(2))[:, None], torch.arange(2)).flatten()
     kept = keep(torch.ones(4, 50_000), key, 0.3)
@@ -236,7 +236,7 @@ def test_nothing_is_dropped_when_the_model_is_evaluated() -> None:
 
 def test_a_model_that_draws_needs_a_key() -> None:
     model = FlatModel(dropping().model, functional.cross_entropy, torch.float64)
-    with pytest.raises(ConfigError, match="drops out at random, but no key"):
+    with pytest.raises(ConfigError, match="draws at random, but no key"):
         model.one(model.initial(), torch.ones(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
 
 
@@ -278,7 +278,7 @@ def test_channels_stay_when_p_is_zero_or_the_model_is_evaluated() -> None:
     assert masked(key, 0.9, training=False).eq(1).all()
     ours = engine(channels(0.9))
     assert ours.evaluate() == ours.evaluate()
-    with pytest.raises(ConfigError, match="drops out at random, but no key"), Keyed(None):
+    with pytest.raises(ConfigError, match="draws at random, but no key"), Keyed(None):
         functional.dropout2d(torch.ones(1, 2, 2, 2))
 
 

@@ -198,8 +198,8 @@ def test_memory_of_a_job_grows_with_model_and_batch() -> None:
     ("model", "sentence"),
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "BatchNorm2d ('1') with running statistics"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout3d(0.5)), "Dropout3d ('1') with p = 0.5"),
-        (nn.Sequential(nn.Linear(1, 2), nn.AlphaDropout(0.5)), "Use nn.Dropout or nn.Dropout2d, take it out or"),
+        (nn.LazyLinear(2), "parameter 'weight' has no shape yet"),
+        (nn.Linear(1, 2, dtype=torch.complex64), "parameter 'weight' is complex"),
         (nn.Sequential(nn.ReLU()), "no parameters"),
     ],
 )

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry, State, Update
 from offbeat.numerics import wave as waves
+from offbeat.numerics.trial import unmoved
 from offbeat.numerics.wave import CHUNK, Advance, Outcome, Problem, Tally, Work, columns, outcome_of
 from offbeat.records import Begun
 
@@ -99,6 +100,7 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@unmoved
 @torch.no_grad()
 def block_wave(
     problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[Begun], advance: Advance = waves.advance
@@ -165,6 +167,7 @@ def with_iterate(carry: Carry, y: Tensor) -> Carry:
     return carry._replace(**{carry._fields[0]: y})
 
 
+@unmoved
 @torch.no_grad()
 def block_twin(problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[Begun]) -> Outcome:
     """The slow twin of `block_wave`: one device after the other, one neighbour after the other."""

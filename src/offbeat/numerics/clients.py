@@ -1,116 +1,80 @@
 """What a user's module calls, computed for many clients at once: the client axis asks for other means, same results.
 
 The module is written for one client. Inside `ForClients` some functions of PyTorch are replaced: those that `vmap`
-cannot map, those it maps slowly, and those that draw random numbers, which here are keyed.
+cannot map, those it maps slowly, and those that draw random numbers, which are keyed (`numerics/draws.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from offbeat import keys
-from offbeat.errors import ConfigError
 from offbeat.numerics.convolution import convolve
-
-
-class Keyed(TorchFunctionMode):
-    """Dropout with masks from a key: (job, local step, which dropout of the model, place)."""
-
-    def __init__(self, key: Tensor | None, places: Places | None = None) -> None:
-        super().__init__()
-        self.key = key
-        self.calls = 0
-        self.places = places
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is functional.dropout:
-            return self.dropout(*args, **(kwargs or {}))
-        if func is functional.dropout2d:
-            return self.dropout2d(*args, **(kwargs or {}))
-        return self.other(func, args, kwargs or {})
-
-    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)
-
-    def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or p == 0:
-            return x
-        if self.key is None:
-            raise ConfigError(["the model drops out at random, but no key was given for its masks"])
-        self.calls += 1
-        key = keys.fold(self.key, self.calls)
-        result: Tensor = Dropout.apply(x, key, p)  # type: ignore[no-untyped-call]
-        return result
-
-    def dropout2d(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Whole channels of `x [b, c, ...]`: a place is one of a sample's channels."""
-        if not training or p == 0:
-            return x
-        factors = self.dropout(x.new_ones(x.shape[:2]), p)
-        return x * factors.reshape(*x.shape[:2], *[1] * (x.dim() - 2))
+from offbeat.numerics.draws import ForOne, Keyed, compiled, first
 
 
 class ForClients(Keyed):
     """Layers, pooling, group normalisation and cross-entropy of n clients at once."""
 
+    def __init__(self, key: Tensor | None, places: Places | None = None) -> None:
+        super().__init__(key)
+        self.places = places
+
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = INSTEAD.get(func)
-        result = NotImplemented if found is None else found(self.places, *args, **kwargs)
+        instead = INSTEAD.get(func)
+        result = NotImplemented if instead is None else instead(self.places, *args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result
 
 
 class Places:
-    """Where the gradients of the clients' parameters belong: a layer may write its own there, sparing a copy."""
+    """Where the gradients of the clients' parameters belong: a layer may write its own there, sparing a copy.
+
+    A place belongs to the parameter itself, the very tensor: the gradient of a view of it, even one of the same form
+    and memory, still has to pass through what made the view.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         self.parameters, self.places = parameters, places
-        self.open = {p.data_ptr(): place for p, place in zip(parameters, places, strict=True)}
+        self.open = {id(p): place for p, place in zip(parameters, places, strict=True)}
 
     def take(self, parameter: Tensor | None) -> Tensor | None:
         """The place of a parameter, once; None for what is no parameter, or was taken by another layer."""
-        place = None if parameter is None else self.open.get(parameter.data_ptr())
-        if place is None or parameter is None or place.shape != parameter.shape:
-            return None
-        del self.open[parameter.data_ptr()]
-        return place
+        return self.open.pop(id(parameter), None)
 
     def fill(self, gradients: Sequence[Tensor | None]) -> None:
         """Put down the gradients that no layer wrote itself."""
         for p, place, gradient in zip(self.parameters, self.places, gradients, strict=True):
-            if p.data_ptr() in self.open:
+            if id(p) in self.open:
                 place.zero_() if gradient is None else place.copy_(gradient)
             elif gradient is not None:  # of a further use of the parameter
                 place.add_(gradient)
 
 
-def linear(places: Places | None, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Any:
-    if x.dim() < 2:
+# ---- PyTorch's functions, with PyTorch's names of arguments; what is unusual is left to the library ------------------
+def linear(places: Places | None, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    plain = input.dim() >= 2 and weight.dim() == 2 and not (input.is_complex() or weight.is_complex())
+    if not plain or (bias is not None and bias.shape != weight.shape[:1]):
         return NotImplemented
-    if torch.is_autocast_enabled(x.device.type):
-        x, w, bias = rounded(x, w, bias)
-    return Linear.apply(x, w, bias, places)  # type: ignore[no-untyped-call]
+    if torch.is_autocast_enabled(input.device.type):
+        input, weight, bias = rounded(input, weight, bias)
+    return Linear.apply(input, weight, bias, places)  # type: ignore[no-untyped-call]
 
 
 def conv2d(
-    places: Places | None, x: Tensor, w: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    places: Places | None, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
 ) -> Any:  # fmt: skip
-    """What is not a plain convolution of images is left to the library."""
-    if groups != 1 or isinstance(padding, str) or x.dim() != 4 or pair(dilation) != (1, 1):
+    """A plain convolution of images."""
+    unusual = groups != 1 or isinstance(padding, str) or input.dim() != 4 or pair(dilation) != (1, 1)
+    if unusual or input.is_complex() or weight.is_complex() or input.shape[1] != weight.shape[1]:
         return NotImplemented
-    if torch.is_autocast_enabled(x.device.type):
-        x, w, bias = rounded(x, w, bias)
-    return Convolution.apply(x, w, bias, pair(stride), pair(padding), places)  # type: ignore[no-untyped-call]
+    if torch.is_autocast_enabled(input.device.type):
+        input, weight, bias = rounded(input, weight, bias)
+    return Convolution.apply(input, weight, bias, pair(stride), pair(padding), places)  # type: ignore[no-untyped-call]
 
 
 def rounded(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -120,37 +84,53 @@ def rounded(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, 
 
 
 def max_pool2d(
-    places: Places | None, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    places: Places | None, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Blocks that do not overlap, on a GPU; every other pooling is left to the library."""
-    kernel, step = pair(kernel_size), pair(kernel_size if stride is None else stride)
+    """Blocks that do not overlap, on a GPU."""
+    kernel, step = pair(kernel_size), pair(stride or kernel_size)
     plain = kernel == step and pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode
-    if not plain or return_indices or not x.is_cuda or x.dim() != 4 or kernel[0] * kernel[1] > 64 or not compiled():
+    small = input.dim() == 4 and kernel[0] * kernel[1] <= 64
+    if not plain or not small or return_indices or not input.is_cuda or not compiled():
         return NotImplemented
-    return Pool.apply(x, kernel)  # type: ignore[no-untyped-call]
+    return Pool.apply(input, kernel)  # type: ignore[no-untyped-call]
 
 
 def group_norm(
-    places: Places | None, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    places: Places | None, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """Each sample's channels in groups, each group to mean 0 and variance 1; then a scale and a shift per channel."""
-    grouped = x.reshape(x.shape[0], groups, -1)
+    if input.dim() < 2 or input.shape[1] % num_groups or input[0].numel() <= num_groups:
+        return NotImplemented  # a mistake: the library says which
+    grouped = input.reshape(input.shape[0], num_groups, -1)
     variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
-    out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(x.shape)
-    channels = (x.shape[1],) + (1,) * (x.dim() - 2)
+    out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(input.shape)
+    channels = (input.shape[1],) + (1,) * (input.dim() - 2)
     out = out if weight is None else out * weight.reshape(channels)
     return out if bias is None else out + bias.reshape(channels)
 
 
-def cross_entropy(places: Places | None, scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The mean over a batch against class numbers; weights, smoothing and the like are left to the library."""
+def cross_entropy(places: Places | None, input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The mean over a batch against class numbers."""
     kwargs = {name: value for name, value in kwargs.items() if PLAIN.get(name, NotImplemented) != value}
-    if args or kwargs or scores.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+    if args or kwargs or input.dim() != 2 or target.shape != input.shape[:1] or target.dtype != torch.int64:
         return NotImplemented
-    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    scores = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
     return Entropy.apply(scores, target)  # type: ignore[no-untyped-call]
+
+
+def embedding(
+    places: Places | None, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    """With a row of padding, whose gradient is zero: `vmap` would forget that."""
+    if scale_grad_by_freq:
+        raise RuntimeError("the gradient of an embedding scaled by frequency cannot be batched")
+    if padding_idx is None or max_norm is not None:
+        return NotImplemented
+    padding = torch.arange(len(weight), device=weight.device)[:, None] == padding_idx % len(weight)
+    return functional.embedding(input, torch.where(padding, weight.detach(), weight))
 
 
 IGNORED = -100  # PyTorch's mark of a target that does not count
@@ -161,6 +141,7 @@ PLAIN: dict[str, Any] = {
 INSTEAD: dict[Any, Callable[..., Any]] = {
     functional.conv2d: conv2d,
     functional.cross_entropy: cross_entropy,
+    functional.embedding: embedding,
     functional.group_norm: group_norm,
     functional.linear: linear,
     functional.max_pool2d: max_pool2d,
@@ -168,14 +149,6 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 
 
 # ---- rules for the client axis ------------------------------------------------------------------
-# Each function below exists for its `vmap`, which is given the tensors of all clients and may use any differentiable
-# means; `forward` is what it computes for one client.
-class ForOne(torch.autograd.Function):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        pass
-
-
 class Linear(ForOne):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, places: Places | None) -> Tensor:
@@ -276,7 +249,7 @@ class EntropyOfAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target: Tensor) -> Tensor:
         logs = torch.log_softmax(scores, dim=2)
-        place = target.clamp(min=0)[:, :, None]
+        place = torch.where(target == IGNORED, 0, target)[:, :, None]  # a wrong class number is an error
         counted = (target != IGNORED).to(scores.dtype)
         share = (counted / counted.sum(1, keepdim=True))[:, :, None]
         ctx.save_for_backward(logs, place, share)
@@ -309,55 +282,6 @@ class Descend(ForOne):
         return torch.addcmul(y, lr.reshape(-1, *[1] * (y.dim() - 1)), g, value=-1), 0
 
 
-class Dropout(ForOne):
-    @staticmethod
-    def forward(x: Tensor, key: Tensor, p: float) -> Tensor:
-        return x * keep(x[None], key[None], p)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, key, ctx.p = inputs
-        ctx.save_for_backward(key)
-        ctx.shape = x.shape
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        (key,) = ctx.saved_tensors
-        return g * keep(g[None], key[None], ctx.p)[0], None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, key: Tensor, p: float) -> Any:
-        x, key = first(x, dims[0], info.batch_size), first(key, dims[1], info.batch_size)
-        if x.is_cuda and compiled():
-            from offbeat.numerics import kernels
-
-            return kernels.Dropout.apply(x, key, limit(p), p), 0  # type: ignore[no-untyped-call]
-        return x * keep(x, key, p), 0
-
-
-def keep(x: Tensor, key: Tensor, p: float) -> Tensor:
-    """0 where a client's keyed word for the place is below p, else 1 / (1 - p)."""
-    place = torch.arange(x[0].numel(), device=x.device)[None]
-    kept = keys.word(key[:, None], place) >= limit(p)
-    factors: Tensor = kept.to(x.dtype).div_(1.0 - p).reshape(x.shape)
-    return factors
-
-
-def limit(p: float) -> int:
-    """Keyed words below it are dropped."""
-    return round(p * 2**32)
-
-
-@cache
-def compiled() -> bool:
-    """Whether there are kernels of our own."""
-    return find_spec("triton") is not None
-
-
-def first(t: Tensor, dim: int | None, n: int) -> Tensor:
-    """The client axis in front."""
-    return t.expand(n, *t.shape) if dim is None else t if dim == 0 else t.movedim(dim, 0)
-
-
 def pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    """One number for both sides, or one for each."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -8,13 +8,13 @@ a run hang on it. The rule was read off `benchmarks/convolutions.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from offbeat.numerics.draws import compiled
 
 Pair: TypeAlias = tuple[int, int]
 Method: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair, Any], Tensor]
@@ -32,7 +32,7 @@ def rule(x: Tensor, w: Tensor, step: Pair, padding: Pair) -> str:
     """The name of the method. The number of clients is not in it: waves of all sizes take the same."""
     f, c, kh, kw = w.shape[1:]
     if x.is_cuda:
-        if x.dtype == torch.float64 or not kernels_are_there():
+        if x.dtype == torch.float64 or not compiled():
             return "product"
         rounded = x.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest"
         if rounded:  # tensor cores are quick enough that reading patches where they lie wins, but for many channels
@@ -81,11 +81,6 @@ def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, 
 
 
 METHODS: dict[str, Method] = {"each": each, "fused": fused, "product": product}
-
-
-@cache
-def kernels_are_there() -> bool:
-    return find_spec("triton") is not None
 
 
 def packed(w: Tensor) -> Tensor:

@@ -9,37 +9,95 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.func import functional_call
+from torch.nn import parameter
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from offbeat import keys
 from offbeat.errors import ConfigError
-from offbeat.numerics.clients import ForClients, Keyed, Places
+from offbeat.numerics.clients import ForClients, Places
+from offbeat.numerics.draws import Keyed
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
-KEYED = (nn.Dropout, nn.Dropout2d)  # the dropouts whose masks `numerics.clients.Keyed` draws
+
+
+def lazy(p: Tensor) -> bool:
+    """Whether a parameter gets its shape at the first call only."""
+    return bool(parameter.is_lazy(p))
 
 
 def refusals(module: nn.Module) -> list[str]:
-    """Why a module cannot be trained here, in sentences; empty when it can."""
-    found = []
+    """Why a module cannot be trained here, in sentences; empty when it can. What shows only when it computes is found
+    by `numerics/trial.py`."""
+    problems = []
     for name, part in module.named_modules():
         where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
-            found.append(
+        fixed = module.training and not part.training  # statistics of a part in eval mode are constants
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats and not fixed:
+            problems.append(
                 f"the model has {where} with running statistics: clients would have to average them, and integer "
                 "counters with them. Use GroupNorm or LayerNorm, or set track_running_stats=False"
             )
-        elif isinstance(part, nn.modules.dropout._DropoutNd) and not isinstance(part, KEYED) and part.p > 0:
-            found.append(
-                f"the model has {where} with p = {part.p}: its masks would not be keyed by job, so runs would not "
-                "repeat. Use nn.Dropout or nn.Dropout2d, take it out or set p = 0"
+    for name, p in module.named_parameters():
+        if lazy(p):
+            problems.append(f"parameter '{name}' has no shape yet: call the model once on some inputs before")
+        elif p.is_complex():
+            problems.append(
+                f"parameter '{name}' is complex, and models are flat vectors of real numbers: keep its real and "
+                "imaginary parts, and join them by torch.view_as_complex in forward"
             )
+        if p._backward_hooks:
+            problems.append(
+                f"parameter '{name}' has a hook on its gradient, which would not be called: take it off, and use "
+                "client options or a method of your own"
+            )
+    problems += overlaps(module)
     if not any(p.requires_grad for p in module.parameters()):
-        found.append("the model has no parameters to train")
-    return found
+        problems.append("the model has no parameters to train")
+    return problems
+
+
+def overlaps(module: nn.Module) -> list[str]:
+    """Different parameters in the same memory: here each would move on its own."""
+    spans = []
+    for name, p in module.named_parameters():
+        if p.requires_grad and not lazy(p) and p.numel() and p.device.type != "meta":
+            last = sum((side - 1) * abs(step) for side, step in zip(p.shape, p.stride(), strict=True))
+            spans.append((str(p.device), p.data_ptr(), p.data_ptr() + last * p.element_size(), name))
+    spans.sort()
+    return [
+        f"parameters '{one[3]}' and '{other[3]}' lie in the same memory, but are two: use one parameter in both "
+        "places, or make each a tensor of its own"
+        for one, other in pairwise(spans)
+        if one[0] == other[0] and other[1] <= one[2]
+    ]
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy to train: the caller's own stays as it is.
+
+    A part that is in eval mode within a model in train mode stays so; a model in eval mode is put to train as a whole.
+    """
+    try:
+        copy_ = copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            [
+                f"the model cannot be copied: {reason}. A tensor that was computed from parameters may be kept in it; "
+                "weight_norm and spectral_norm of torch.nn.utils.parametrizations keep none"
+            ]
+        ) from None
+    for part in copy_.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # a gradient is a flat vector; the numbers are the same
+    return copy_ if copy_.training else copy_.train()
 
 
 class FlatModel:
@@ -51,7 +109,7 @@ class FlatModel:
         problems = refusals(module)
         if problems:
             raise ConfigError(problems)
-        self.module = copy.deepcopy(module).to(dtype).train()  # the caller's own stays as it is
+        self.module = copied(module).to(dtype)
         self.loss = loss
         self.dtype = dtype
         self.rounded = rounded  # in waves the operands of products are rounded to bfloat16, sums are not
@@ -77,14 +135,22 @@ class FlatModel:
         lead, behind = flat.shape[:-1], flat.shape[-1] - self.dimension
         parts = torch.split(flat, [*self.sizes, behind] if behind else self.sizes, dim=-1)
         return {
-            name: part.reshape(*lead, *shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=False)
+            name: part.reshape((*lead, *shape))
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=False)
         }
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        """The trained model's outputs for one vector: nothing is dropped out."""
+        """The trained model's outputs for one vector: nothing is dropped out, and what it draws in eval mode too is the
+        same every time."""
+        modes = [(part, part.training) for part in self.module.modules()]
+        key = torch.full((), keys.key(0, "outputs"), device=flat.device)
         self.module.eval()
-        result: Tensor = functional_call(self.module, self.views(flat), (x,))
-        self.module.train()
+        try:
+            with Keyed(key):
+                result: Tensor = functional_call(self.module, self.views(flat), (x.clone(),))  # it may change its input
+        finally:
+            for part, mode in modes:
+                part.training = mode
         return result
 
     def one(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
@@ -111,7 +177,8 @@ class FlatModel:
         def loss(flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
             return self.one(flat, x, y, key)
 
-        with torch.enable_grad():
+        # other means of attention and of cuDNN can be differentiated once only
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False):
             at = flat.detach().requires_grad_()
             total = torch.vmap(loss)(at, x, y, key).sum()
             (slope,) = torch.autograd.grad(total, at, create_graph=True)

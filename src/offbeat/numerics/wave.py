@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from offbeat import keys
 from offbeat.method import Carry, Job, Local, State, Update
-from offbeat.numerics.clients import compiled
+from offbeat.numerics.draws import Keyed, compiled
 from offbeat.numerics.samples import ROUNDS, Samples
+from offbeat.numerics.trial import unmoved
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 
@@ -122,6 +123,7 @@ def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Wo
     return Work(client, key, Job(*numbers.to(problem.model.dtype).to(device, non_blocking=True)))
 
 
+@unmoved
 @torch.no_grad()
 def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advance = advance) -> Outcome:
     """Compute n jobs together. `starts` holds one row per job; jobs with fewer steps leave the batch early.
@@ -222,6 +224,7 @@ def full_noise(problem: Problem, client: Tensor, begin: Tensor) -> Tensor:
     return noise
 
 
+@unmoved
 @torch.no_grad()
 def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
     """The slow twin: one client after the other, no vmap, no padding, no unfolding. Oracle and debug engine."""
@@ -300,7 +303,8 @@ def bytes_per_job(problem: Problem) -> int:
         outputs += sum(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
-    model.module(samples.x[:2])
+    with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
+        model.module(samples.x[:2].clone())  # it may change its input
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offbeat.errors import ConfigError
+from offbeat.numerics import trial
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, refusals
+from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Task:
 
     def problems(self) -> list[str]:
         """Everything that would stop a run, found without training."""
-        found = refusals(self.model)
+        found = self.materialised() or refusals(self.model)
         if self.batch_size is not None and self.batch_size < 1:
             found.append(f"batch_size = {self.batch_size}; give at least 1, or None for the whole shard")
         if self.sampling not in ("replacement", "shuffle"):
@@ -51,7 +52,34 @@ class Task:
                 continue
             found += shard_problems(self.shards, len(x)) if kind == "training" else []
             found += data_problems(kind, x, y, self.model) if trainable else []
-        return found
+        return found or self.step_problems()
+
+    def materialised(self) -> list[str]:
+        """Give lazy layers their shapes by one call, as PyTorch does."""
+        if any(lazy(p) for p in self.model.parameters()):
+            try:
+                scores(self.model, tensors(self.data)[0])
+            except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                return [f"the model has layers without a shape yet, and does not take the inputs: {error}"]
+        return []
+
+    def step_problems(self) -> list[str]:
+        """What one training step on the first client's batch shows, in one of the number types that a run may use."""
+        x, y = tensors(self.data)
+        rows = torch.as_tensor(
+            np.resize(np.asarray(self.shards[0], dtype=np.int64), self.batch_size or len(self.shards[0]))
+        )
+        device = next(self.model.parameters()).device
+        reason: Exception | None = None
+        for dtype in (torch.float32, torch.float64):
+            batch = (cast(t[rows], dtype).to(device) for t in (x, y))
+            try:
+                return trial.problems(self.flat_model(dtype), *batch)
+            except ConfigError as error:
+                return list(error.problems)
+            except Exception as error:  # whatever a user's model or loss may raise
+                reason = reason or error
+        return [f"a training step on the first client's batch fails: {type(reason).__name__}: {reason}"]
 
     @property
     def has_accuracy(self) -> bool:
@@ -137,7 +165,8 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
 def scores(model: nn.Module, x: Tensor) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
     parameter = next(model.parameters())
-    out = model(x[:2].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:2].to(parameter.device))
+    kind = parameter.dtype if x.is_floating_point() else x.dtype
+    out = model(x[:2].to(parameter.device, kind, copy=True))  # the model may change its input
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
 
 

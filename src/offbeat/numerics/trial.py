@@ -1,0 +1,199 @@
+"""What a model must not do while it trains, found by one training step before a run, and noticed inside one.
+
+Jobs are computed together, in any order, and again after a crash. So a step may draw nothing but keyed numbers, and may
+leave no trace in the model: no statistics, no counters, no changed parameters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offbeat import keys
+from offbeat.errors import OffbeatError
+from offbeat.numerics.vector import FlatModel
+
+Compute = TypeVar("Compute", bound=Callable[..., Any])
+REPEATS = 1e-3  # relative difference of two equal steps that a device's rounding explains
+
+
+class Draw(NamedTuple):
+    operation: str
+    part: str  # of the model
+    values: list[Tensor]
+
+
+class Step(NamedTuple):
+    """What one training step was seen to do."""
+
+    result: list[Tensor]  # loss and gradient
+    draws: list[Draw]
+    changed: list[str]  # buffers and parameters
+    moved: dict[str, Any]  # generators, and their states afterwards
+
+
+def problems(model: FlatModel, x: Tensor, y: Tensor) -> list[str]:
+    """Why equal jobs of this model would differ, in sentences. The step is tried twice from generators in different
+    states: what a model seeds itself comes out equal, and is allowed."""
+    return reasons(*(step(model, x, y, seed) for seed in (1, 2)))
+
+
+def reasons(first: Step, second: Step) -> list[str]:
+    repeat = "not keyed by job, so runs would not repeat"
+    changed = [
+        f"the model changes {name} while it trains. Jobs run together and in any order, so it would not be the same "
+        "for all: keep such a thing out of the model, or put that part in eval mode"
+        for name in first.changed
+    ]
+    wild = [a for a, b in zip(first.draws, second.draws, strict=False) if not same(a.values, b.values)]
+    moved = [name for name, state in first.moved.items() if second.moved.get(name) != state]
+    named = {
+        f"the model draws at random by {draw.operation}{draw.part}, {repeat}. Use nn.Dropout, torch.rand_like, "
+        "torch.randn_like, torch.bernoulli or the like (docs/design.md lists them), or take it out"
+        for draw in wild or (first.draws if moved else [])
+    }
+    if moved and not named:
+        named = {f"the model draws from {' and '.join(moved)}, {repeat}. Draw by torch.rand or the like, or not at all"}
+    if not named and not changed and not same(first.result, second.result, REPEATS):
+        named = {
+            "the model gives another loss or gradient when the same step is taken twice: it draws at random or keeps a "
+            "state of its own from call to call, so runs would not repeat"
+        }
+    return [*sorted(named), *changed]
+
+
+def unmoved(compute: Compute) -> Compute:
+    """A computation of a problem's jobs, and an error when a generator was used meanwhile: all draws are keyed."""
+
+    @wraps(compute)
+    def watched(problem: Any, *args: Any, **kwargs: Any) -> Any:
+        device = problem.samples.x.device
+        before = generators(device)
+        outcome = compute(problem, *args, **kwargs)
+        if moved := differing(before, generators(device)):
+            complain(problem, moved)
+        return outcome
+
+    return cast(Compute, watched)
+
+
+def complain(problem: Any, moved: list[str]) -> None:
+    """Say which operation used a generator; a model that seeds it itself is let through."""
+    samples = problem.samples
+    rows = samples.order[int(samples.first[0]) :][: samples.per_step(0)]
+    first, second = (step(problem.model, samples.x[rows], samples.y[rows], seed) for seed in (1, 2))
+    sentences = reasons(first, second)
+    if sentences:
+        raise OffbeatError("; ".join(sentences))
+    if any(first.moved.get(name) != second.moved.get(name) or name not in first.moved for name in moved):
+        raise OffbeatError(
+            f"something drew from {' and '.join(moved)} while jobs were computed. All that a job draws must be keyed, "
+            "so that runs repeat: draw by torch.rand, torch.randn or the like in the model's forward"
+        )
+
+
+def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
+    """One training step of one client, watched."""
+    flat = model.initial().requires_grad_()
+    kept = {**dict(model.module.named_buffers()), **dict(model.module.named_parameters())}
+    before = {name: t.detach().clone() for name, t in kept.items()}
+    start = flat.detach().clone()
+    key = torch.full((), keys.key(0, "trial"), device=flat.device)
+    with torch.enable_grad(), seeded(seed, flat.device), Watch(model.module) as watch:
+        states = generators(flat.device)
+        loss = model.one(flat, x.clone(), y.clone(), key)
+        (gradient,) = torch.autograd.grad(loss, flat)
+        after = generators(flat.device)
+    changed = [f"'{name}'" for name, t in kept.items() if not same([t.detach()], [before[name]])]
+    if not same([flat.detach()], [start]):
+        changed.append("its own parameters")
+    moved = {name: after[name] for name in differing(states, after)}
+    return Step([loss.detach(), gradient], watch.draws, changed, moved)
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations that draw from a generator, and in which part of the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.module = module
+        self.draws: list[Draw] = []
+        self.inside: list[str] = []
+
+    def __enter__(self) -> Watch:
+        self.hooks: list[Any] = []
+        for name, part in self.module.named_modules():
+            where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
+            self.hooks.append(part.register_forward_pre_hook(lambda *_, where=where: self.inside.append(where)))
+            self.hooks.append(part.register_forward_hook(lambda *_: self.inside.pop() and None, always_call=True))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self.hooks:
+            hook.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        given = [*args, *(kwargs or {}).values()]
+        device = next((t.device for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), torch.device("cpu"))
+        before = generators(device)
+        out = func(*args, **(kwargs or {}))
+        if differing(before, generators(device)) or any(isinstance(value, torch.Generator) for value in given):
+            values = [t.detach().clone() for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+            part = f" in {self.inside[-1]}" if self.inside else ""
+            self.draws.append(Draw(f"'{func.overloadpacket.__name__}'", part, values))
+        return out
+
+
+def same(one: list[Tensor], other: list[Tensor], tolerance: float = 0.0) -> bool:
+    def near(a: Tensor, b: Tensor) -> bool:
+        if a.shape != b.shape or not (tolerance and a.is_floating_point()):
+            return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+        return bool(torch.allclose(a, b, tolerance, tolerance * float(b.abs().max()), equal_nan=True))
+
+    return len(one) == len(other) and all(map(near, one, other))
+
+
+# ---- generators ---------------------------------------------------------------------------------
+def generators(device: torch.device) -> dict[str, Any]:
+    """The states of all generators that a model could draw from unseen."""
+    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    states: dict[str, Any] = {
+        "PyTorch's generator": torch.get_rng_state().numpy().tobytes(),
+        "Python's generator": random.getstate(),
+        "NumPy's generator": (np.asarray(words).tobytes(), *rest),
+    }
+    if device.type == "cuda":
+        states["PyTorch's generator on the GPU"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return states
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name, state in one.items() if other[name] != state]
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """All generators in another state, and put back afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,246 @@
+"""The law over modules: for every module of the zoo, however it is computed, each client's gradient is autograd's own,
+and a wave is the twin; or the module is refused with a sentence."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offbeat import Task, keys
+from offbeat.engines import traced
+from offbeat.engines.graphs import GraphAdvance
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.numerics import local
+from offbeat.numerics.draws import Keyed
+from offbeat.numerics.samples import Samples
+from offbeat.numerics.vector import FlatModel
+from offbeat.numerics.wave import Problem, twin, wave
+from offbeat.records import Begun
+from zoo import REFUSED, ZOO, Animal, Caged, Own, caged
+
+CLIENTS, BATCH = 3, 3
+SMALL, LARGE = 4, 192  # widths; the larger one passes every threshold on sizes
+JOBS = [Begun(0, 0, 0, 2), Begun(1, 3, 0, 2), Begun(2, 1, 0, 2)]
+ALONE = {  # modules that `vmap` cannot batch: they run one client after another
+    "checkpoint", "embedding by frequency", "lstm", "lstm cell", "lstm projected", "gru", "normal law", "rnn",
+    "seeds itself",
+}  # fmt: skip
+SAMPLE = (
+    "linear", "sequence", "transposed", "transposed and straight", "straight and transposed", "twice", "tied",
+    "sliced and whole", "expanded", "same view", "gradient reversed", "detached and straight", "weight as bias",
+    "complex", "frozen weight", "output not used", "linear by names", "conv2d", "conv2d turned", "conv2d twice",
+    "attention", "encoder with dropout", "gru cell", "embedding, tied", "loss sequence",
+)  # fmt: skip
+
+
+def each(small: Any, large: Any) -> Any:
+    """All modules in both widths; those not named here in the soak only."""
+    chosen = {(name, SMALL) for name in small} | {(name, LARGE) for name in large}
+    cases = [(name, width) for width in (SMALL, LARGE) for name in ZOO]
+    marked = [pytest.param(*case, marks=() if case in chosen else pytest.mark.soak) for case in cases]
+    return pytest.mark.parametrize(("name", "width"), marked)
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-300)) if not torch.equal(ours, theirs) else 0.0
+
+
+def plain_gradient(kept: Caged, flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+    """One client's gradient by PyTorch alone, on a copy of the module; keyed draws only where it draws at all."""
+    module = copy.deepcopy(kept.module)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    nn.utils.vector_to_parameters(flat.clone(), trained)
+
+    def gradient() -> Tensor:
+        loss = kept.loss(module(x.clone()), y.clone())
+        slopes = torch.autograd.grad(loss, trained, allow_unused=True)
+        dense = (torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(trained, slopes, strict=True))
+        return torch.cat([g.flatten() for g in dense])
+
+    before = torch.get_rng_state()
+    slope = gradient()
+    if torch.equal(before, torch.get_rng_state()):
+        return slope
+    torch.set_rng_state(before)
+    with Keyed(key):
+        return gradient()
+
+
+def points(model: FlatModel, kept: Caged) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where three clients stand, their batches, and their keys."""
+    generator = torch.Generator().manual_seed(1)
+    spread = torch.randn(CLIENTS, model.dimension, generator=generator, dtype=torch.float64)
+    x, y = (t[: CLIENTS * BATCH].unflatten(0, (CLIENTS, BATCH)) for t in (kept.x, kept.y))
+    return model.initial() + 0.1 * spread, x, y, keys.key(5, "zoo", torch.arange(CLIENTS))
+
+
+def problem(kept: Caged) -> Problem:
+    shards = [np.arange(i, len(kept.x), CLIENTS) for i in range(CLIENTS)]
+    model = FlatModel(kept.module, kept.loss, torch.float64)
+    return Problem(model, Samples.of(kept.x, kept.y, shards, BATCH), local.sgd(0.05, {"momentum": 0.5}), 7)
+
+
+def task(kept: Caged) -> Task:
+    return Task(kept.module.float(), kept.loss, (kept.x.float() if kept.x.is_floating_point() else kept.x, kept.y),
+                [range(i, len(kept.x), CLIENTS) for i in range(CLIENTS)], batch_size=BATCH)  # fmt: skip
+
+
+# ---- the laws -----------------------------------------------------------------------------------
+@each(ZOO, SAMPLE)
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_autograds(name: str, width: int) -> None:
+    kept = caged(ZOO[name], width)
+    model = FlatModel(kept.module, kept.loss, torch.float64)
+    flat, x, y, key = points(model, kept)
+    seen = flat.clone(), x.clone(), y.clone()
+    want = torch.stack([plain_gradient(kept, *each) for each in zip(flat, x, y, key, strict=True)])
+    for i in range(CLIENTS):
+        at = flat[i].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model.one(at, x[i].clone(), y[i], key[i]), at)
+        assert error(slope, want[i]) < 1e-10
+    try:
+        _, gradient = model.gradient(flat, x.clone(), y, key)
+    except (RuntimeError, ValueError):
+        if name not in ALONE:
+            raise
+        return
+    assert error(gradient, want) < 1e-10
+    assert all(map(torch.equal, seen, (flat, x, y)))
+
+
+@each(SAMPLE, ("linear", "transposed", "straight and transposed"))
+@pytest.mark.filterwarnings("ignore")
+def test_waves_are_the_twin_plain_and_traced(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "WORTH", 0.0)  # every size of tile is traced at once
+    kept = caged(ZOO[name], width)
+    p = problem(kept)
+    x, y = kept.x.clone(), kept.y.clone()
+    start = {"model": p.model.initial().repeat(len(JOBS), 1)}
+    want = twin(p, start, JOBS)
+    if name not in ALONE:
+        advance = traced.TracedAdvance(p)
+        for how in (wave(p, start, JOBS), *(wave(p, start, JOBS, advance) for _ in range(2))):
+            assert error(how.updates["delta"], want.updates["delta"]) < 1e-10
+            assert error(how.losses, want.losses) < 1e-10
+        assert advance.steps
+    p.model.outputs(p.model.initial(), p.samples.x)
+    assert torch.equal(kept.x, x)
+    assert torch.equal(kept.y, y)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [SMALL, LARGE])
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore")
+def test_captured_waves_are_the_twin(name: str, width: int) -> None:
+    if name in ALONE:
+        pytest.skip("runs one client after another")
+    p = problem(caged(ZOO[name], width))
+    want = twin(p, {"model": p.model.initial().repeat(len(JOBS), 1)}, JOBS)
+    there = Problem(p.model.to("cuda"), p.samples.to("cuda"), p.local, p.seed)
+    start = {"model": there.model.initial().repeat(len(JOBS), 1)}
+    for how in (wave(there, start, JOBS), wave(there, start, JOBS, GraphAdvance())):
+        assert error(how.updates["delta"].cpu(), want.updates["delta"]) < 1e-10
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore")
+def test_what_trains_is_not_refused(name: str) -> None:
+    ours = task(caged(ZOO[name], SMALL))
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    assert ours.step_problems() == []
+    assert torch.equal(before, torch.get_rng_state())  # looking draws nothing either
+    assert ours.problems() == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_the_same_every_time_is_refused(name: str) -> None:
+    make, sentence = REFUSED[name]
+    state = torch.get_rng_state()
+    problems = task(caged(make, SMALL)).problems()
+    assert sentence in " ".join(problems)
+    torch.set_rng_state(state)
+
+
+def test_two_parameters_in_one_memory_are_refused() -> None:
+    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
+    two.weight = nn.Parameter(one.weight.data.t())
+    with pytest.raises(ConfigError, match=r"'0.weight' and '1.weight' lie in the same memory"):
+        FlatModel(nn.Sequential(one, two), nn.functional.cross_entropy)
+    rows = nn.Parameter(torch.zeros(4, 3))
+    parts = nn.ParameterList(
+        [nn.Parameter(rows.data[:2]), nn.Parameter(rows.data[2:])]
+    )  # neighbours, as cuDNN lays them
+    assert FlatModel(parts, nn.functional.cross_entropy).dimension == 12
+
+
+SMOOTH = (
+    "linear",
+    "tied",
+    "transposed",
+    "conv2d",
+    "group norm",
+    "attention",
+    "encoder",
+    "gru cell",
+    "lstm cell",
+    "noise",
+)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.filterwarnings("ignore")
+def test_hessian_products_are_exact(name: str) -> None:
+    kept = caged(ZOO[name], SMALL)
+    model = FlatModel(kept.module, kept.loss, torch.float64)
+    flat, x, y, key = points(model, kept)
+    v = torch.randn(flat.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    try:
+        product = model.hessian_product(flat, v, x, y, key)
+    except RuntimeError:
+        if name not in ALONE:
+            raise
+        return
+    step = 1e-4
+    for i in range(CLIENTS):
+        ends = [plain_gradient(kept, flat[i] + sign * step * v[i], x[i], y[i], key[i]) for sign in (1, -1)]
+        assert error(product[i], (ends[0] - ends[1]) / (2 * step)) < 1e-5
+
+
+def test_a_draw_inside_a_job_is_noticed_and_named() -> None:
+    """The module draws in its second step only, which no trial of one step can see."""
+    steps = {"taken": 0}
+
+    def draws_later(m: Any, x: Tensor) -> Tensor:
+        steps["taken"] += 1
+        return m.parts[0](x) * (torch.empty(1).cauchy_() if steps["taken"] > 6 else 1)
+
+    p = problem(caged(lambda w: Animal(Own(draws_later, nn.Linear(w, w)), (w,)), SMALL))
+    start = {"model": p.model.initial().repeat(len(JOBS), 1)}
+    with pytest.raises(OffbeatError, match=r"draws at random by 'cauchy_' in Own"):
+        twin(p, start, JOBS)
+
+
+def test_parts_at_rest_stay_at_rest() -> None:
+    """A part in eval mode keeps it while training and evaluating; a model in eval mode is trained as a whole."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+    module[1].eval()
+    model = FlatModel(module, nn.functional.cross_entropy)
+    model.outputs(model.initial(), torch.ones(2, 4))
+    assert [part.training for part in model.module.modules()] == [True, True, False, True]
+    assert model.one(model.initial(), torch.ones(2, 4), torch.tensor([0, 1])).isfinite()  # nothing is drawn
+    assert all(part.training for part in FlatModel(module.eval(), nn.functional.cross_entropy).module.modules())
+
+
+def test_lazy_layers_get_their_shape_from_the_data() -> None:
+    data = torch.randn(8, 5), torch.randint(3, (8,))
+    lazy = Task(nn.LazyLinear(3), nn.functional.cross_entropy, data, [range(4), range(4, 8)])
+    assert lazy.problems() == []
+    assert lazy.flat_model(torch.float32).dimension == 18
