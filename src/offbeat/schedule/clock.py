@@ -43,6 +43,7 @@ from offbeat.records import (
 )
 from offbeat.schedule.agenda import Agenda, Entry
 from offbeat.schedule.device import Durations, opening, own_steps, steady
+from offbeat.schedule.guard import nothing_refused
 from offbeat.schedule.ticks import NEAREST, PER_SECOND, InTicks, SteadyInTicks, ticks
 
 BATCH = 100  # rows are handed out when so many are there; a reader who stops early has waited for no more
@@ -98,6 +99,10 @@ class VirtualClock:
 
     def __iter__(self) -> Iterator[Row]:
         return chain.from_iterable(self.batches())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return nothing_refused()  # what is cancelled never arrives here, and nothing arrives twice
 
     def batches(self) -> Iterator[list[Row]]:
         self.look_who_is_there()

@@ -15,17 +15,12 @@ from offbeat.method import Policy
 from offbeat.records import (
     COMMANDS,
     EVENTS,
-    HEARD,
-    Arrived,
     Begun,
-    Command,
     Commit,
-    Joined,
-    Left,
     Record,
     Row,
-    Woke,
 )
+from offbeat.schedule.guard import Guard, feed
 
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*COMMANDS, *EVENTS)}
 NAMES = {kind: name for name, kind in KINDS.items()}
@@ -78,8 +73,7 @@ class Replay:
 
     def __init__(self, rows: Sequence[Row], policy: Policy, clients: int, rng: random.Random) -> None:
         self.rows = rows
-        self.conductor = policy.conductor(clients, rng)
-        self.clients = clients
+        self.guard = Guard(policy, clients, rng)
         self.floor = 0
         # The oldest version that any later row begins from: what a version store must keep.
         self.floors = [0] * (len(rows) + 1)
@@ -90,38 +84,10 @@ class Replay:
                 oldest = min(oldest, begun.version)
 
     def __iter__(self) -> Iterator[Row]:
-        away = self.away_at_first()
-        expected: list[Command] = self.conductor.begin(0.0, [c for c in range(self.clients) if c not in away])
-        expected.reverse()
-        for place, (now, record) in enumerate(self.rows):
+        for place, row in feed(self.guard, self.rows):
             self.floor = self.floors[place + 1]
-            if isinstance(record, COMMANDS):
-                want = expected.pop() if expected else None
-                if want != record:
-                    raise OffbeatError(
-                        f"replay: at row {place} ({now} s) the trace has {record}, the policy says {want}"
-                    )
-            elif isinstance(record, HEARD) and place >= len(away):
-                if expected:
-                    raise OffbeatError(f"replay: before row {place} ({now} s) the policy also says {expected[-1]}")
-                expected = self.hear(now, record)[::-1]
-            yield now, record
+            yield row
 
-    def hear(self, now: float, record: Record) -> list[Command]:
-        if isinstance(record, Arrived):
-            return self.conductor.arrived(now, record)
-        if isinstance(record, Left):
-            return self.conductor.left(now, record)
-        if isinstance(record, Joined):
-            return self.conductor.joined(now, record)
-        assert isinstance(record, Woke)
-        return self.conductor.woke(now, record)
-
-    def away_at_first(self) -> set[int]:
-        """A trace opens with a row for each client that is not there."""
-        found: set[int] = set()
-        for _, record in self.rows:
-            if not isinstance(record, Left):
-                break
-            found.add(record.client)
-        return found
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.guard.refused
