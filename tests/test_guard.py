@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offbeat import Experiment, run
 from offbeat.errors import OffbeatError
 from offbeat.fleets.make import build
 from offbeat.keys import generator
@@ -32,6 +33,7 @@ from offbeat.schedule.guard import Guard, away_at_first, feed, nothing_refused, 
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
+from worlds import quadratic_world
 
 CLIENTS = 8
 POLICIES = [
@@ -239,3 +241,8 @@ def test_an_update_that_nobody_asked_for() -> None:
         assert guard.arrived(1.0, Arrived(client, 0, 0, 1)) == []
     assert guard.refused == {"late": 0, "repeated": 0, "unknown": 2}
     assert guard.arrived(1.0, Arrived(asked, 0, 0, 1))[0] == Commit(((asked, 0),))
+
+
+def test_a_run_says_how_many_it_refused() -> None:
+    made = {"method": {"name": "fedbuff", "buffer_size": 2}, "task": quadratic_world(4), "fleet": build("uniform", 4)}
+    assert run(Experiment(**made, until={"commits": 2}, device="cpu")).result["refused"] == nothing_refused()
