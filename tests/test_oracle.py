@@ -23,7 +23,10 @@ STEPS = 3
 # ---- fleets -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Table:
-    """Seconds of each client; `jitter` > 0 stretches every job's parts by a factor in [1, 1 + jitter]."""
+    """Seconds of each client; `jitter` > 0 stretches every job's parts by a factor in [1, 1 + jitter].
+
+    They are rounded to the clock's tick, 10 ns, so that the oracle adds up the same numbers.
+    """
 
     d: tuple[float, ...]
     step: tuple[float, ...]
@@ -43,13 +46,13 @@ class Table:
         return 1 + self.jitter * chance(part, client, job) if self.jitter else 1.0
 
     def download(self, client, job):
-        return self.d[client] * (self.stretch("d", client, job) if self.downloads_jitter else 1.0)
+        return round(self.d[client] * (self.stretch("d", client, job) if self.downloads_jitter else 1.0), 8)
 
     def compute(self, client, job, steps):
-        return steps * self.step[client] * self.stretch("c", client, job)
+        return round(steps * self.step[client] * self.stretch("c", client, job), 8)
 
     def upload(self, client, job):
-        return self.u[client] * self.stretch("u", client, job)
+        return round(self.u[client] * self.stretch("u", client, job), 8)
 
     def fails(self, client, job):
         return None
@@ -82,7 +85,7 @@ def instances(draw, pulls=False):
     jitter = draw(st.sampled_from([0.0, 0.001, 2.0] if pulls else [0.001, 2.0]))
     rng = random.Random(draw(st.integers(0, 10**6)))
     step = tuple(rng.uniform(1, 20) / STEPS for _ in range(clients))
-    d, u = (tuple(share * rng.uniform(1, 20) for _ in range(clients)) for _ in "du")
+    d, u = (tuple(round(share * rng.uniform(1, 20), 8) for _ in range(clients)) for _ in "du")
     return Table(d, step, u, jitter, pulls and jitter > 0), size
 
 

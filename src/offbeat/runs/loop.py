@@ -124,7 +124,7 @@ def go(
     finally:
         if progress is not None:
             progress.close()
-    result = loop.result(parts, ended)
+    result = loop.result(parts, ended) | {"refused": dict(horizon.driver.refused)}
     flat = engine.problem.model
     named = dict(flat.module.named_parameters()) | flat.views(engine.server["model"])
     model = {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}

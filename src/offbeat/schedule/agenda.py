@@ -7,12 +7,16 @@ a heap, which stays small.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-Entry: TypeAlias = tuple[float, Callable[[Any, Any, int], None], Any, int]  # time, what to do, with what, token
+from offbeat.errors import OffbeatError
+from offbeat.schedule.ticks import END, PER_SECOND
+
+Entry: TypeAlias = tuple[float, Callable[[Any, Any, int], None], Any, int]  # tick, what to do, with what, token
 TIME = itemgetter(0)
 
 
@@ -39,6 +43,14 @@ class Agenda:
         while later:
             later.sort(key=TIME)  # stable
             half = len(later) + 1 >> 1
+            if later[half - 1][0] > END:
+                half = bisect_right(later, END, key=TIME)
+            if not half:
+                raise OffbeatError(
+                    f"the clock has come to its end: the next event is {later[0][0] / PER_SECOND:.6g} s after the "
+                    f"start, and times are exact up to {END / PER_SECOND:.0f} s (388 days); make the fleet faster, or "
+                    "set an earlier limit"
+                )
             run = later[:half]
             del later[:half]
             self.until = run[-1][0]

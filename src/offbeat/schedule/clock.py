@@ -1,7 +1,8 @@
 """The virtual clock: an agenda that drives a policy over a fleet, without a tensor in sight.
 
 It yields `(time, record)` rows: every command, every event, in order. Durations are drawn by the fleet, never
-measured. What a client does between them follows from two flags of the policy:
+measured. The agenda counts in whole ticks (`schedule/ticks.py`), rows and policies in seconds.
+What a client does between them follows from two flags of the policy:
 
 * `overlaps`: a client begins its next job when it has computed the last, while downloads and uploads run beside;
   otherwise it downloads, trains and uploads in turn;
@@ -42,8 +43,9 @@ from offbeat.records import (
 )
 from offbeat.schedule.agenda import Agenda, Entry
 from offbeat.schedule.device import Durations, opening, own_steps, steady
+from offbeat.schedule.guard import nothing_refused
+from offbeat.schedule.ticks import NEAREST, PER_SECOND, InTicks, SteadyInTicks, ticks
 
-ROUNDING = 1e-12  # relative; sums of the same durations in another order differ by less
 BATCH = 100  # rows are handed out when so many are there; a reader who stops early has waited for no more
 record = tuple.__new__  # record(Begun, (...)) is Begun(...) at half the cost
 Work: TypeAlias = tuple[int, int, int, int]  # client, job, version, steps: a plain tuple is quicker to take apart
@@ -53,9 +55,9 @@ class VirtualClock:
     """Iterate to get the rows. Stops when nothing can happen any more; a run stops earlier by not asking on."""
 
     __slots__ = (
-        "agenda", "asked", "away", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor", "full",
-        "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps", "own",
-        "put", "rising", "rows", "say", "seen", "tokens", "waiting",
+        "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor",
+        "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps",
+        "own", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
@@ -63,11 +65,15 @@ class VirtualClock:
         self.holds, self.overlaps = policy.holds, policy.overlaps
         self.in_turn = not self.holds and not self.overlaps  # what is computed is sent at once, and nothing else begins
         self.durations = durations
+        columns = steady(durations)
+        self.takes = InTicks(durations) if columns is None else SteadyInTicks(columns)
+        self.bound = ticks(durations.download_bound)
         self.own = own_steps(durations)
         self.conductor: Conductor = policy.conductor(clients, rng)
         self.agenda = Agenda()
         self.put = self.agenda.put
-        self.now = 0.0
+        self.now = 0.0  # in seconds ...
+        self.tick = 0.0  # ... and in ticks
         self.rows: list[Row] = []  # not yet handed out
         self.say = self.rows.append
         self.full = BATCH
@@ -87,12 +93,16 @@ class VirtualClock:
         self.asked: set[int] = set()  # the server waits for the send buffer
         self.away: set[int] = set()
         self.changes: dict[int, Iterator[tuple[float, bool]]] = {}
-        self.offered: list[float] = []  # time of each offer ...
+        self.offered: list[float] = []  # tick of each offer ...
         self.offers: list[Offer] = []  # ... and the offer
         self.waiting: dict[int, None] = {}  # clients with nothing to do until the next offer, in order
 
     def __iter__(self) -> Iterator[Row]:
         return chain.from_iterable(self.batches())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return nothing_refused()  # what is cancelled never arrives here, and nothing arrives twice
 
     def batches(self) -> Iterator[list[Row]]:
         self.look_who_is_there()
@@ -107,8 +117,8 @@ class VirtualClock:
 
     def events(self) -> Iterator[list[Row]]:
         rows = self.rows
-        for now, action, what, token in self.agenda:
-            self.now = now
+        for tick, action, what, token in self.agenda:
+            self.now, self.tick = tick / PER_SECOND, tick
             action(self, what, token)
             if len(rows) > self.full:
                 yield from self.hand_out()
@@ -119,24 +129,24 @@ class VirtualClock:
         rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
         jobs, seen, delivered, busy, token_of = self.jobs, self.seen, self.delivered, self.busy, self.tokens.get
         away, offers, inbox = self.away, self.offers, self.inbox
-        ask, arrived = self.durations, self.conductor.arrived
-        download, compute, fails, upload = ask.download, ask.compute, ask.fails, ask.upload
-        columns, own = steady(ask), self.own
-        told = columns is not None
-        down, step, up = columns or ((), (), ())
+        takes, arrived, own = self.takes, self.conductor.arrived, self.own
+        download, compute, failure, upload = takes.download, takes.compute, takes.failure, takes.upload
+        told = isinstance(takes, SteadyInTicks)
+        down, step, up = (takes.down, takes.step, takes.up) if isinstance(takes, SteadyInTicks) else ((), (), ())
+        per_second, nearest = PER_SECOND, NEAREST
         entry: Entry
-        for now, action, what, token in agenda:
+        for tick, action, what, token in agenda:
+            now = tick / per_second
             if action is COMPUTED:
                 client, number, _, _ = what
                 if busy[client] is not what:
                     continue  # it was cancelled
                 rows.append((now, record(Finished, (client, number))))
-                entry = (now + (up[client] if told else upload(client, number)), ARRIVAL, what, token)
+                entry = (tick + (up[client] if told else upload(client, number)), ARRIVAL, what, token)
             elif action is ARRIVAL:
                 client, _, version, _ = what
                 if busy[client] is not what:
                     continue
-                self.now = now
                 busy[client] = None
                 if version > delivered[client]:
                     delivered[client] = version
@@ -146,15 +156,17 @@ class VirtualClock:
                     if type(command) is Start:
                         rows.append((now, command))
                         started = command[0]
-                        seconds = down[started] if told else download(started, jobs[started])
-                        entry = (now + seconds, DELIVERY, command, token_of(started, 0))
+                        wait = down[started] if told else download(started, jobs[started])
+                        entry = (tick + wait, DELIVERY, command, token_of(started, 0))
                         if entry[0] < agenda.until:
                             put(entry)
                         else:
                             later.append(entry)
                     else:
+                        self.now, self.tick = now, tick
                         self.obey([command])
                 if offers or inbox:
+                    self.now, self.tick = now, tick
                     self.next_work(client)
                 if len(rows) > self.full:
                     yield from self.hand_out()
@@ -171,13 +183,14 @@ class VirtualClock:
                 busy[client] = job = (client, number, version, steps)
                 rows.append((now, record(Begun, job)))
                 if told:
-                    entry = (now + step[client] * steps, COMPUTED, job, token)
-                elif (lost := fails(client, number)) is None:
-                    entry = (now + compute(client, number, steps), COMPUTED, job, token)
+                    exact = step[client] * steps
+                    entry = (tick + ((exact + nearest - nearest) or exact > 0.0), COMPUTED, job, token)
+                elif (lost := failure(client, number, steps)) is None:
+                    entry = (tick + compute(client, number, steps), COMPUTED, job, token)
                 else:
-                    entry = (now + lost * compute(client, number, steps), FAILURE, client, token)
+                    entry = (tick + lost, FAILURE, client, token)
             else:
-                self.now = now
+                self.now, self.tick = now, tick
                 action(self, what, token)
                 if len(rows) > self.full:
                     yield from self.hand_out()
@@ -211,7 +224,7 @@ class VirtualClock:
             say((now, command))
             if type(command) is Start:
                 client = command[0]
-                arrives = now + self.durations.download(client, self.jobs[client])
+                arrives = self.tick + self.takes.download(client, self.jobs[client])
                 self.put((arrives, DELIVERY, command, self.tokens[client]))
             elif type(command) is Commit:
                 self.raises()
@@ -222,17 +235,16 @@ class VirtualClock:
                 self.offer(command)
             elif type(command) is Fetch:
                 # A request is a few bytes and costs no time; what else happens at this instant comes before it.
-                self.put((now, FETCH, command.client, self.tokens[command.client]))
+                self.put((self.tick, FETCH, command.client, self.tokens[command.client]))
             elif type(command) is Drop:
                 self.cancel(command.client)
             elif type(command) is WakeAt:
-                self.put((command.time, WAKE, command.tag, 0))
+                self.put((ticks(command.time), WAKE, command.tag, 0))
 
     def offer(self, offer: Offer) -> None:
-        self.offered.append(self.now)
+        self.offered.append(self.tick)
         self.offers.append(offer)
-        bound = self.durations.download_bound
-        while self.rising + 1 < len(self.offered) and self.offered[self.rising + 1] + bound < self.now:
+        while self.rising + 1 < len(self.offered) and self.offered[self.rising + 1] + self.bound < self.tick:
             self.rising += 1
         if len(self.offered) - self.rising > 2 * self.kept:
             self.raise_floor()
@@ -249,8 +261,8 @@ class VirtualClock:
         """
         newest = len(self.offered) - 1
         for client in self.present():
-            delay = self.durations.download(client, self.jobs[client])
-            received = bisect_right(self.offered, self.now - delay + ROUNDING * self.now) - 1
+            delay = self.takes.download(client, self.jobs[client])
+            received = bisect_right(self.offered, self.tick - delay) - 1
             newest = min(newest, self.coming.get(client, max(self.seen[client] + 1, received)))
         self.rising = max(self.rising, newest)
         self.kept = max(8, len(self.offered) - self.rising)
@@ -290,18 +302,17 @@ class VirtualClock:
 
     def compute(self, order: tuple[int, int, int], token: int) -> None:
         client, version, steps = order[0], order[1], order[2]
-        now, number, durations = self.now, self.jobs[client], self.durations
+        number, tick, takes = self.jobs[client], self.tick, self.takes
         steps = steps or self.own(client, number)
         self.jobs[client] = number + 1
         self.seen[client] = version
         self.busy[client] = job = (client, number, version, steps)
-        self.say((now, record(Begun, job)))
-        seconds = durations.compute(client, number, steps)
-        lost = durations.fails(client, number)
+        self.say((self.now, record(Begun, job)))
+        lost = takes.failure(client, number, steps)
         if lost is None:
-            self.put((now + seconds, COMPUTED, job, token))
+            self.put((tick + takes.compute(client, number, steps), COMPUTED, job, token))
         else:
-            self.put((now + lost * seconds, FAILURE, client, token))
+            self.put((tick + lost, FAILURE, client, token))
 
     def on_computed(self, job: Work, token: int) -> None:
         client, number, _, _ = job
@@ -310,7 +321,7 @@ class VirtualClock:
         now = self.now
         self.say((now, record(Finished, (client, number))))
         if self.in_turn:
-            self.put((now + self.durations.upload(client, number), ARRIVAL, job, token))
+            self.put((self.tick + self.takes.upload(client, number), ARRIVAL, job, token))
             return
         self.busy[client] = None
         if self.holds:
@@ -329,7 +340,7 @@ class VirtualClock:
         self.asked.discard(client)
         if not self.overlaps:
             self.busy[client] = job  # the link is the client's only occupation until the upload is in
-        self.put((self.now + self.durations.upload(client, number), ARRIVAL, job, token))
+        self.put((self.tick + self.takes.upload(client, number), ARRIVAL, job, token))
 
     def on_arrival(self, job: Work, token: int) -> None:
         client, number, version, _ = job
@@ -360,10 +371,10 @@ class VirtualClock:
     def next_offer(self, client: int) -> None:
         if client in self.coming or self.busy[client] is not None:
             return
-        now, seen, offers = self.now, self.seen[client], self.offers
-        delay = self.durations.download(client, self.jobs[client])
-        if self.overlaps:  # what has come in by now, this moment included whatever the rounding
-            place = bisect_right(self.offered, now - delay + ROUNDING * now) - 1
+        tick, seen, offers = self.tick, self.seen[client], self.offers
+        delay = self.takes.download(client, self.jobs[client])
+        if self.overlaps:  # what has come in by now, this moment included
+            place = bisect_right(self.offered, tick - delay) - 1
             if place >= 0 and offers[place].version > seen:
                 self.compute((client, *offers[place]), self.tokens[client])
                 return
@@ -373,12 +384,12 @@ class VirtualClock:
         if place == len(offers):
             self.waiting[client] = None
             return
-        since = self.offered[place] if self.overlaps else now
+        since = self.offered[place] if self.overlaps else tick
         self.expect(client, since + delay, offers[place])
 
-    def expect(self, client: int, time: float, offer: Offer) -> None:
+    def expect(self, client: int, tick: float, offer: Offer) -> None:
         self.coming[client] = offer.version
-        self.put((time, DELIVERY, (client, offer.version, offer.steps), self.tokens[client]))
+        self.put((tick, DELIVERY, (client, offer.version, offer.steps), self.tokens[client]))
 
     # ---- presence -------------------------------------------------------------------------------
     def present(self) -> Sequence[int]:
@@ -391,7 +402,7 @@ class VirtualClock:
                 self.away.add(client)
                 self.say((0.0, Left(client)))
             if until < math.inf:
-                self.put((until, CHANGE, (client, not there), 0))
+                self.put((ticks(until), CHANGE, (client, not there), 0))
 
     def on_failure(self, client: int, token: int) -> None:
         if token == self.tokens[client]:
@@ -416,9 +427,9 @@ class VirtualClock:
         change = next(self.changes[client], None)
         if change is not None:
             time, there = change
-            if time < self.now:
+            if ticks(time) < self.tick:
                 raise OffbeatError(f"client {client}: presence changes at {time} s, before {self.now} s")
-            self.put((time, CHANGE, (client, there), 0))
+            self.put((ticks(time), CHANGE, (client, there), 0))
 
     def leave(self, client: int) -> None:
         self.cancel(client)
@@ -434,7 +445,7 @@ class VirtualClock:
         if offer.version <= self.seen[client]:
             self.waiting[client] = None
         else:  # what was broadcast while it was away must be sent again
-            self.expect(client, self.now + self.durations.download(client, self.jobs[client]), offer)
+            self.expect(client, self.tick + self.takes.download(client, self.jobs[client]), offer)
 
     def on_wake(self, tag: int, _: int) -> None:
         self.say((self.now, Woke(tag)))

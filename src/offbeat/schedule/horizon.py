@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from offbeat.errors import OffbeatError
@@ -22,6 +22,10 @@ class Driver(Protocol):
     @property
     def floor(self) -> int:
         """No job that begins later by broadcast starts from an older version."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many events were late, repeated or unknown, and kept from the policy."""
 
     def __iter__(self) -> Iterator[Row]: ...
 

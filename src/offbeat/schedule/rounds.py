@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
+from offbeat.schedule.ticks import after
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
 
@@ -144,7 +145,7 @@ class RoundsConductor:
         version, steps = self.version, (probes if probing else self.policy.steps) or 0
         orders: list[Command] = [record(Start, (client, version, steps)) for client in self.drawn]
         if self.policy.deadline is not None:
-            orders.append(WakeAt(now + self.policy.deadline, self.opened))
+            orders.append(WakeAt(after(now, self.policy.deadline), self.opened))
         return orders
 
     def close_round(self, now: float) -> list[Command]:

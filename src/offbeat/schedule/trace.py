@@ -15,17 +15,12 @@ from offbeat.method import Policy
 from offbeat.records import (
     COMMANDS,
     EVENTS,
-    HEARD,
-    Arrived,
     Begun,
-    Command,
     Commit,
-    Joined,
-    Left,
     Record,
     Row,
-    Woke,
 )
+from offbeat.schedule.guard import Guard, feed
 
 if TYPE_CHECKING:
     from offbeat.schedule.horizon import Driver
@@ -87,8 +82,7 @@ class Replay:
         self, rows: Sequence[Row], policy: Policy, clients: int, rng: random.Random, beyond: Driver | None = None
     ) -> None:
         self.rows = rows
-        self.conductor = policy.conductor(clients, rng)
-        self.clients = clients
+        self.guard = Guard(policy, clients, rng)
         self.beyond = beyond
         # The oldest version that any later row begins from: what a version store must keep.
         self.floors = [0] * (len(rows) + 1)
@@ -104,42 +98,14 @@ class Replay:
         return self.floors[self.place] if self.beyond is None else self.beyond.floor
 
     def __iter__(self) -> Iterator[Row]:
-        away = self.away_at_first()
-        expected: list[Command] = self.conductor.begin(0.0, [c for c in range(self.clients) if c not in away])
-        expected.reverse()
         again = iter(() if self.beyond is None else self.beyond)
-        for place, (now, record) in enumerate(self.rows):
+        for place, row in feed(self.guard, self.rows):
             self.place = place + 1
-            if self.beyond is not None and (other := next(again, None)) != (now, record):
-                raise OffbeatError(f"replay: row {place} of the trace is {(now, record)}, the clock says {other}")
-            if isinstance(record, COMMANDS):
-                want = expected.pop() if expected else None
-                if want != record:
-                    raise OffbeatError(
-                        f"replay: at row {place} ({now} s) the trace has {record}, the policy says {want}"
-                    )
-            elif isinstance(record, HEARD) and place >= len(away):
-                if expected:
-                    raise OffbeatError(f"replay: before row {place} ({now} s) the policy also says {expected[-1]}")
-                expected = self.hear(now, record)[::-1]
-            yield now, record
+            if self.beyond is not None and (other := next(again, None)) != row:
+                raise OffbeatError(f"replay: row {place} of the trace is {row}, the clock says {other}")
+            yield row
         yield from again
 
-    def hear(self, now: float, record: Record) -> list[Command]:
-        if isinstance(record, Arrived):
-            return self.conductor.arrived(now, record)
-        if isinstance(record, Left):
-            return self.conductor.left(now, record)
-        if isinstance(record, Joined):
-            return self.conductor.joined(now, record)
-        assert isinstance(record, Woke)
-        return self.conductor.woke(now, record)
-
-    def away_at_first(self) -> set[int]:
-        """A trace opens with a row for each client that is not there."""
-        found: set[int] = set()
-        for _, record in self.rows:
-            if not isinstance(record, Left):
-                break
-            found.add(record.client)
-        return found
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.guard.refused
