@@ -1,6 +1,6 @@
 """Times every method of convolving for many clients over a grid of shapes: the figures behind `convolution.rule`.
 
-    python benchmarks/convolutions.py [--device cuda] [--threads 1] > convolutions.json
+python benchmarks/convolutions.py [--device cuda] [--threads 1] > convolutions.json
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
         torch.backends.cudnn.allow_tf32 = kind == "tf32"
         dtype = torch.float64 if kind == "float64" else torch.float32
         taken = {}
-        for name in (["each", "product"] if given.device == "cpu" else ["fused", "product"]):
+        for name in ["each", "product"] if given.device == "cpu" else ["fused", "product"]:
             try:
                 work = work_of(name, CLIENTS[given.device], batch, sides, dtype, given.device, slope)
                 taken[name] = seconds(work, given.device) * 1e6

@@ -24,7 +24,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "local-sgd": [{"n": 4}, {"n": 5, "over_selection": 2}, {"weights": "size", "server_optimiser": "adam"}],
     "asysg": [{"n": 3}],
     "fedasync": [{}, {"proximal": 0.1}],
-    "fedbuff": [{"buffer_size": 3}, {"buffer_size": 2, "concurrency": 7}, {"buffer_size": 4, "staleness": "polynomial"}],
+    "fedbuff": [
+        {"buffer_size": 3},
+        {"buffer_size": 2, "concurrency": 7},
+        {"buffer_size": 4, "staleness": "polynomial"},
+    ],
     "dlsgd-homo": [{"n": 3}, {"n": 2, "overlap": False}],
     "dlsgd-hetero": [{"n": 3}, {"n": 5, "client_options": {"momentum": 0.9}}],
     "fedprox": [{"n": 4, "proximal": 0.2}],

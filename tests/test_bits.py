@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments import METHODS, drawn, keeps_the_law
 
+from experiments import METHODS, drawn, keeps_the_law
 from offbeat.engines.settings import Settings
 
 HERE = Path(__file__).parent
@@ -50,9 +50,12 @@ def digests(environment: dict[str, str], numbers: tuple[int, ...], where: Path) 
     )
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
     done = subprocess.run(
-        [sys.executable, "-c", code, str(where), *map(str, numbers)], env=os.environ | environment | {"PYTHONPATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(where), *map(str, numbers)],
+        env=os.environ | environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[str] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -17,8 +17,8 @@ from offbeat.engines.tiles import LADDER, TiledAdvance
 from offbeat.errors import ConfigError
 from offbeat.method import Local, Method, Rule
 from offbeat.numerics import convolution
-from offbeat.numerics.local import descend
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.local import descend
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 from offbeat.tasks.models import CropFlip

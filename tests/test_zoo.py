@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat import Task, keys
-from offbeat.engines import traced
+from offbeat.engines import tiles
 from offbeat.engines.graphs import GraphAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.numerics import local
@@ -116,15 +116,15 @@ def test_gradients_are_autograds(name: str, width: int) -> None:
 @each(SAMPLE, ("linear", "transposed", "straight and transposed"))
 @pytest.mark.filterwarnings("ignore")
 def test_waves_are_the_twin_plain_and_traced(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "WORTH", 0.0)  # every size of tile is traced at once
+    monkeypatch.setattr(tiles, "WORTH", 1)  # every size of tile is traced at once
     kept = caged(ZOO[name], width)
     p = problem(kept)
     x, y = kept.x.clone(), kept.y.clone()
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}
     want = twin(p, start, JOBS)
     if name not in ALONE:
-        advance = traced.TracedAdvance(p)
-        for how in (wave(p, start, JOBS), *(wave(p, start, JOBS, advance) for _ in range(2))):
+        advance = tiles.TiledAdvance(p, 2, 2)
+        for how in (wave(p, start, JOBS), *(wave(p, start, JOBS, advance) for _ in range(3))):
             assert error(how.updates["delta"], want.updates["delta"]) < 1e-10
             assert error(how.losses, want.losses) < 1e-10
         assert advance.steps

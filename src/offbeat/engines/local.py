@@ -219,8 +219,9 @@ class LocalEngine:
                         f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
                     ) from None
                 torch.cuda.empty_cache()
-                self.record.append((self.waves, "limit", len(jobs) // 2))
-                self.note(f"out of memory on {self.device} with {len(jobs)} jobs: waves are cut to {len(jobs) // 2} from now on")
+                half = len(jobs) // 2
+                self.record.append((self.waves, "limit", half))
+                self.note(f"out of memory on {self.device} with {len(jobs)} jobs: waves are cut to {half} from now on")
 
     def remember(self, jobs: list[Begun], updates: Update) -> None:
         """Take what clients remember out of their updates, into their memory."""

@@ -70,19 +70,20 @@ class Settings:
 def deterministic() -> Iterator[None]:
     """Kernels of PyTorch that give the same bits every time, where there are some; it warns of those that do not."""
     cudnn: Any = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
     asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     cudnn.deterministic, cudnn.benchmark = True, False
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    memory.fill_uninitialized_memory = False  # it would write what is written again at once
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
         cudnn.deterministic, cudnn.benchmark = before[:2]
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+        memory.fill_uninitialized_memory = before[2]
         if workspace is None:
             os.environ.pop(WORKSPACE, None)
 

@@ -62,7 +62,7 @@ class TiledAdvance:
             self.trace(problem, parts[sizes.index(size)], begin, count * sizes.count(size), width)
 
         def take(part: Any) -> Any:
-            return self.tile(problem, *part, begin, count, width)
+            return self.tile(problem, *part, begin, count, width)  # type: ignore[call-arg]
 
         if len(parts) == 1:
             return take(parts[0])  # type: ignore[no-any-return]
