@@ -211,7 +211,7 @@ def law(spec: Any, name: str = "law") -> Law:
 def tabled(spec: Mapping[str, Any], name: str) -> Law:
     """The law that a table describes, its keys checked and its values not."""
     kind = spec.get("law")
-    if kind not in LAWS:
+    if not isinstance(kind, str) or kind not in LAWS:
         if kind is None:
             raise ConfigError([f"{name}: the table has no key 'law'; known laws: {', '.join(LAWS)}"])
         raise ConfigError([unknown(f"law of {name}", str(kind), LAWS)])

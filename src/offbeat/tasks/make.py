@@ -137,7 +137,7 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
     for count in ("clients", "dimension", "samples", "batch_size"):
         given = options.get(count)
-        if count == "batch_size" and given is not None and given < 1 and not problems:
+        if not problems and count == "batch_size" and given is not None and given < 1:
             problems.append(f"task '{name}': batch_size = {given}; give at least 1, or none for the whole shard")
         elif not problems and given is not None and given < 1:
             problems.append(f"task '{name}': {count} = {given}; it must be at least 1")

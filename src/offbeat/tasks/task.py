@@ -189,7 +189,11 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
 def scores(model: nn.Module, x: Tensor) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
     parameter = next(model.parameters())
-    out = model(x[:2].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:2].to(parameter.device))
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was
+        out = model(
+            x[:2].to(parameter.device, parameter.dtype) if x.is_floating_point() else x[:2].to(parameter.device)
+        )
     if not isinstance(out, Tensor):
         return None  # trying the loss says more
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
