@@ -72,18 +72,18 @@ NUMBERS: list[Any] = [
 ]  # fmt: skip
 WORDS: list[Any] = [
     "", "none", "x", "auto", "cpu", "cuda", "cuda:9", "10s", "5 %", "1_000", "1e3", "0x10", "true", "inf", "nan",
-    "\u00e9\U0001f600", "a" * 5000, "../x", "/", "\x00", "[1, 2", "fedbuff", "ring", "iid", "uniform", "name", "float64", "bf16",
-    "twin", *METHODS, *TASKS, *FLEETS, *SPLITS, *MODELS, *GRAPHS,
+    "\u00e9\U0001f600", "a" * 5000, "../x", "/", "\x00", "[1, 2", "fedbuff", "ring", "iid", "uniform", "name",
+    "float64", "bf16", "twin", *METHODS, *TASKS, *FLEETS, *SPLITS, *MODELS, *GRAPHS,
 ]  # fmt: skip
 KEYS = [
-    "name", "clients", "seed", "n", "size", "steps", "local_steps", "buffer_size", "batch_size", "dimension", "hidden",
-    "samples", "alpha", "minimum", "percent", "per_client", "latency", "mbit", "jitter", "drop_out", "clusters",
-    "count", "members", "sizes", "graph", "graphs", "weights", "pace", "law", "low", "high", "value", "values", "sigma",
-    "when", "policy", "between", "every", "rounds", "p", "gossip_every", "gossip_rounds", "concurrency", "over_selection",
-    "deadline", "replacement", "sampling", "split", "model", "scale", "precision", "mode", "memory_gib",
-    "client_memory", "every_seconds", "accuracy", "loss", "virtual_seconds", "experimental", "server_lr", "client_lr",
-    "beta", "server_optimiser", "client_options", "staleness", "payload_bytes", "mean_on", "mean_off", "filters",
-    "custom", "targets", "", "\u00e9", "a b", "x" * 300,
+    "name", "clients", "seed", "n", "size", "steps", "local_steps", "buffer_size", "batch_size", "dimension",
+    "hidden", "samples", "alpha", "minimum", "percent", "per_client", "latency", "mbit", "jitter", "drop_out",
+    "clusters", "count", "members", "sizes", "graph", "graphs", "weights", "pace", "law", "low", "high", "value",
+    "values", "sigma", "when", "policy", "between", "every", "rounds", "p", "gossip_every", "gossip_rounds",
+    "concurrency", "over_selection", "deadline", "replacement", "sampling", "split", "model", "scale", "precision",
+    "mode", "memory_gib", "client_memory", "every_seconds", "accuracy", "loss", "virtual_seconds", "experimental",
+    "server_lr", "client_lr", "beta", "server_optimiser", "client_options", "staleness", "payload_bytes",
+    "mean_on", "mean_off", "filters", "custom", "targets", "", "\u00e9", "a b", "x" * 300,
 ]  # fmt: skip
 
 
