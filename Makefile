@@ -4,13 +4,16 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test soak lint bench clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo
 
 test: lint
 	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
+
+soak: $(READY)
+	$(RUN) -m pytest -m soak
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

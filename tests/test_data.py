@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
+import pickle
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +162,7 @@ GOOD = idx_bytes(np.zeros((12, 28, 28)))
         (IMAGES, b"\0\0\x09\x03" + GOOD[4:], "starts with 00000903, not with 00000803"),
         (IMAGES, GOOD[:9], "ends inside its header"),
         (IMAGES, GOOD[:-1], "promises 9424 bytes, it has 9423"),
-        (IMAGES, GOOD + b"\0", "promises 9424 bytes, it has 9425"),
+        (IMAGES, GOOD + b"\0", "promises 9424 bytes, it has more"),
         (IMAGES, idx_bytes(np.zeros((12, 27, 28))), "images are 27x28, they should be 28x28"),
         (IMAGES + ".gz", b"not gzip", "cannot be read"),
         (IMAGES + ".gz", gzip.compress(GOOD, mtime=0)[:-12], "cannot be read"),
@@ -375,3 +379,82 @@ def test_real_data(name, shape, tests):
     else:
         assert abs(data.x.mean((0, 2, 3), dtype=np.float64)).max() < 1e-5
         assert abs(data.x.std((0, 2, 3), dtype=np.float64) - 1).max() < 1e-5
+
+
+# ---- sizes that a file declares -----------------------------------------------------------------
+def peak(call) -> tuple[int, str]:
+    """The most bytes that Python and NumPy took at once for a refusal, and its sentence."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(OffbeatError) as caught:
+            call()
+        return tracemalloc.get_traced_memory()[1], str(caught.value)
+    finally:
+        tracemalloc.stop()
+
+
+def zeros_gz(header: bytes, size: int) -> bytes:
+    """A gzip file of a header and so many zeros: a thousandth of that."""
+    return gzip.compress(header + bytes(size), 6)
+
+
+@pytest.mark.parametrize(
+    ("file", "header", "reason"),
+    [
+        (IMAGES, idx_bytes(np.zeros((12, 28, 28)))[:16], "promises 9424 bytes, it has more"),
+        (IMAGES, bytes([0, 0, 8, 3]) + np.array([2**32 - 1, 28, 28], ">u4").tobytes(), "promises 4,294,967,295 sample"),
+        (IMAGES, bytes([0, 0, 8, 3]) + np.array([2**20, 28, 28], ">u4").tobytes(), "promises 822083600 bytes, it has"),
+        (IMAGES, bytes([0, 0, 8, 3]) + np.array([1, 2**31, 2**31], ">u4").tobytes(), "they should be 28x28"),
+        (LABELS, bytes([0, 0, 8, 1]) + np.array([2**31], ">u4").tobytes(), "promises 2,147,483,648 samples"),
+        (LABELS, b"", "starts with 00000000"),
+    ],
+)
+def test_an_idx_file_is_read_no_further_than_its_header_says(root, file, header, reason):
+    write_idx(root / "mnist", zipped=False)
+    (root / "mnist" / file).unlink()
+    (root / "mnist" / f"{file}.gz").write_bytes(zeros_gz(header, 2**25))
+    most, said = peak(mnist)
+    assert reason in said
+    assert most < 2**27 if "822083600" in reason else most < 2**24
+
+
+def test_a_file_that_unpacks_to_more_than_any_is_not_unpacked(root, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
+    path = root / "batch.gz"
+    path.write_bytes(zeros_gz(b"", 2**25))
+    most, said = peak(lambda: files.read(path, 2**20))
+    assert "holds more than 1,048,576 bytes, unpacked" in said
+    assert most < 2**23
+
+
+def test_an_npz_that_promises_more_than_it_has(root):
+    write_har(root / "uci-har")
+    path = root / "uci-har/uci_har_train_features.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**40, 7)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+        for name in ("y", "subject"):
+            one = io.BytesIO()
+            np.save(one, np.zeros(30, np.uint8))
+            archive.writestr(f"{name}.npy", one.getvalue())
+    most, said = peak(har)
+    assert "x.npy promises (1099511627776, 7) numbers of type float32, but has" in said
+    assert most < 2**23
+
+
+def test_an_npz_that_unpacks_to_more_than_any(root, monkeypatch):
+    write_har(root / "uci-har", x=np.zeros((2**16, 7), np.float32))
+    monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
+    assert "x.npy would unpack to 1,835,136 bytes" in peak(har)[1]
+
+
+def test_lists_in_lists_in_a_pickled_batch_are_not_unfolded(tmp_path):
+    labels: list = [0] * 9
+    for _ in range(12):
+        labels = [labels] * 9
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({b"data": np.zeros((9, 3072), np.uint8), b"labels": labels}))
+    most, said = peak(lambda: files.cifar_py(path))
+    assert "its labels no list of whole numbers" in said
+    assert most < 2**23

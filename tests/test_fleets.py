@@ -206,8 +206,8 @@ def test_an_impossible_fleet_names_all_its_problems():
         payload_bytes=math.nan,
     )
     assert fleet.problems() == [
-        "step_seconds: client 1 has -2.0, client 2 has nan s; times are finite and >= 0",
-        "down_latency: client 1 has inf s; times are finite and >= 0",
+        "step_seconds: client 1 has -2.0, client 2 has nan s; times are finite and >= 0, and 1e+12 s at most",
+        "down_latency: client 1 has inf s; times are finite and >= 0, and 1e+12 s at most",
         "up_latency: an array of shape (2,) for 3 clients; give one number for each",
         "down_bandwidth: client 2 has 0.0 bytes/s; a link must carry more than 0 (infinity is allowed)",
         "up_bandwidth: client 2 has nan bytes/s; a link must carry more than 0 (infinity is allowed)",

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.local import BadNumbers, LocalEngine
 from offbeat.runs import store
 from offbeat.runs.loop import Interrupted, Loop
 from offbeat.tasks.quadratic import quadratic
@@ -257,8 +257,29 @@ def test_a_changed_server_state_is_refused(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "blown",
+    [
+        {"client_lr": 1e36},
+        {"client_lr": 1e10, "beta": 1e35},
+        {"beta": 3e38, "client_lr": 10.0},
+        {"server_optimiser": {"name": "sgd", "momentum": 0.9}, "beta": 1e37, "client_lr": 10.0},
+    ],
+    ids=str,
+)
+def test_a_result_that_is_not_finite_ends_with_exit_3(
+    blown: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = experiment(method=FEDBUFF | blown, evaluate={"every_commits": 5}).toml()
+    (tmp_path / "c.toml").write_text(table)
+    assert offbeat(monkeypatch, "run", tmp_path / "c.toml", "--out", tmp_path / "run") == 3
+    assert "rate" in capsys.readouterr().err
+    assert offbeat(monkeypatch, "resume", tmp_path / "run") == 3  # it does not become good by being looked at again
+
+
 def test_result_json_is_strict_json(tmp_path: Path) -> None:
-    run(experiment(method=FEDBUFF | {"client_lr": 1e36}), tmp_path)
+    with pytest.raises(BadNumbers, match="after commit 2 is of no use: its loss is inf"):
+        run(experiment(method=FEDBUFF | {"client_lr": 1e36}), tmp_path)
 
     def refuse(name: str) -> None:
         raise ValueError(name)

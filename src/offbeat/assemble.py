@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,27 @@ from offbeat import clusters
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
 from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
 from offbeat.engines.memory import Choice, chosen_place
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.steps import Fixed
 from offbeat.keys import generator
-from offbeat.method import Cohort, Method, Policy
+from offbeat.method import Cohort, Method, Policy, Rule
 from offbeat.methods import METHODS
-from offbeat.options import fits, option_problems, spoken
+from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Evaluate
 from offbeat.runs.target import limit_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
 from offbeat.schedule.hybrid import Hybrid
+from offbeat.sizes import size_problems
 from offbeat.tasks.make import TASKS, build_task
 from offbeat.tasks.task import Task
 
+LEAST = 1e-9  # seconds between two looks at the model
 AHEAD = 4  # the schedule runs ahead by the updates of so many clients' jobs each
 
 
@@ -125,6 +127,8 @@ class Built:
 
 def build_method(given: Any) -> Method:
     if isinstance(given, Method):
+        if not hasattr(given.when, "conductor") or not isinstance(given.what, Rule):
+            raise ConfigError([f"method '{shown(given.name)}': `when` must be a Policy and `what` a Rule"])
         return given
     name, options = split_name("method", given)
     if name not in METHODS:
@@ -146,7 +150,7 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
         return when  # type: ignore[no-any-return]
     given = {"policy": when} if isinstance(when, str) else when
     if not isinstance(given, Mapping):
-        problems.append(f"{when!r} is no policy; give a name or a table with one. Known: {', '.join(POLICIES)}")
+        problems.append(f"{shown(when)} is no policy; give a name or a table with one. Known: {', '.join(POLICIES)}")
         return None
     kind, rest = given.get("policy"), {k: v for k, v in given.items() if k != "policy"}
     if not isinstance(kind, str) or kind not in POLICIES:
@@ -164,10 +168,12 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
 
 def build(experiment: Experiment) -> Built:
     """All objects of an experiment, or one error that names everything that is wrong with it."""
+    if problems := endless_problems(experiment):
+        raise ConfigError(problems)
     problems = plain_problems(experiment)
     ends = not problems and not all(name.startswith("accuracy") for name in experiment.until)
-    if not fits(experiment.seed, int) or experiment.seed < 0:
-        problems.append(f"seed = {experiment.seed!r}; it must be a whole number, 0 or more")
+    if found := seed_problems(experiment.seed):
+        problems += found
         experiment = replace(experiment, seed=0)  # one bad seed should not be named three times
     made: dict[str, Any] = {}
 
@@ -177,7 +183,11 @@ def build(experiment: Experiment) -> Built:
         except ConfigError as error:
             problems.extend(error.problems)
 
-    attempt("device", lambda: pick_device(experiment.device))
+    device: Any = experiment.device
+    if isinstance(device, str | torch.device):
+        attempt("device", lambda: pick_device(experiment.device))
+    else:
+        problems.append(f"device = {shown(device)}; it is 'auto', 'cpu', 'cuda' or 'cuda:N'")
     attempt("method", lambda: build_method(experiment.method))
     attempt("task", lambda: make_task(experiment))
     task: Task | None = made.get("task")
@@ -188,17 +198,59 @@ def build(experiment: Experiment) -> Built:
         attempt("fleet", lambda: make_fleet(experiment, task.clients))
         if "method" in made:
             when, fleet = made["method"].when, made.get("fleet")
-            problems += when.problems(units(task, when, fleet))
+            problems += kinds if (kinds := policy_problems(when)) else when.problems(units(task, when, fleet))
+            if kinds:
+                raise ConfigError(problems)
             problems += step_problems(experiment, made["method"], fleet)
             if isinstance(when, Hybrid) and fleet is not None:
                 problems += clusters.problems(made["method"], fleet)
             if "device" in made and not problems:
+                item = 8 if experiment.precision == "float64" else 4
+                problems += size_problems(made["method"], task, units(task, when, fleet), item, made["device"])
                 problems += rule_problems(experiment, made["method"], task, made["fleet"], made["device"])
+            if not problems:
+                problems += idle_problems(experiment, made["fleet"])
     elif not isinstance(experiment.fleet, Fleet):
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
         raise ConfigError(problems)
     return Built(experiment, made["method"], made["task"], made["fleet"])
+
+
+def endless_problems(experiment: Any) -> list[str]:
+    """What is no experiment at all, or has no end; nothing else is looked at before."""
+    if not isinstance(experiment, Experiment):
+        return [f"{shown(experiment)} is no Experiment; give Experiment(method=..., task=..., fleet=...)"]
+    return value_problems("", {f.name: getattr(experiment, f.name) for f in fields(experiment)})
+
+
+def seed_problems(seed: Any) -> list[str]:
+    good = fits(seed, int) and 0 <= seed < WHOLE
+    return [] if good else [f"seed = {shown(seed)}; it must be a whole number, 0 or more, and below 2^64"]
+
+
+def policy_problems(when: Any) -> list[str]:
+    """Values of the wrong kind in a policy that was made in Python; those of a config were looked at before."""
+    kind = next((name for name, make in POLICIES.items() if type(when) is make), None)
+    if kind is None:
+        return []
+    found = option_problems(f"policy '{kind}'", POLICIES[kind], {f.name: getattr(when, f.name) for f in fields(when)})
+    if isinstance(when, Hybrid):
+        if not hasattr(when.between, "conductor"):
+            found.append(f"policy 'hybrid': between = {shown(when.between)}; it is a policy, such as Rounds(steps=10)")
+        return found or policy_problems(when.between)
+    return found
+
+
+def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:
+    """A limit on time alone, where nothing takes any."""
+    times = (fleet.step_seconds, fleet.down_latency, fleet.up_latency, 1 / fleet.down_bandwidth, 1 / fleet.up_bandwidth)
+    if set(experiment.until) != {"virtual_seconds"} or any(array.any() for array in times):
+        return []
+    return [
+        "until.virtual_seconds is never reached: on this fleet neither steps nor transfers take any time; give another "
+        "limit, or a fleet that takes time"
+    ]
 
 
 def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -> list[str]:
@@ -247,16 +299,23 @@ def plain_problems(experiment: Experiment) -> list[str]:
     problems = []
     for name, check in (("until", limit_problems), ("evaluate", evaluate_problems)):
         table = getattr(experiment, name)
-        problems += check(table) if isinstance(table, Mapping) else [f"{name} = {table!r}; it must be a table"]
-    for target in experiment.targets:
+        problems += check(table) if isinstance(table, Mapping) else [f"{name} = {shown(table)}; it must be a table"]
+    targets: Any = experiment.targets
+    if not isinstance(targets, list | tuple):
+        problems.append(f"targets = {shown(targets)}; it must be a list of accuracies, such as [0.8, 0.9]")
+        targets = ()
+    for target in targets:
         if not fits(target, float) or not 0 < target <= 1:
-            problems.append(f"targets: {target!r} is not an accuracy between 0 and 1")
+            problems.append(f"targets: {shown(target)} is not an accuracy between 0 and 1")
     kinds = {"precision": Precision, "mode": Mode, "memory_gib": float | None, "checkpoint_seconds": float}
     kinds["client_memory"] = Choice
     for name, hint in kinds.items():
         value = getattr(experiment, name)
-        if not fits(value, hint) or (isinstance(value, int | float) and value <= 0):
-            problems.append(f"{name} = {value!r}; it must be {spoken(hint)}, and positive if it is a number")
+        number = isinstance(value, int | float) and not 0 < value < math.inf
+        if not fits(value, hint) or number:
+            problems.append(
+                f"{name} = {shown(value)}; it must be {spoken(hint)}, and positive and finite if it is a number"
+            )
     return problems
 
 
@@ -272,10 +331,12 @@ def make_task(experiment: Experiment) -> Task:
 def make_fleet(experiment: Experiment, clients: int) -> Fleet:
     if isinstance(experiment.fleet, Fleet):
         fleet = experiment.fleet
+        if found := fleet.kind_problems():
+            raise ConfigError(found)
         if fleet.clients != clients:
             raise ConfigError([f"the fleet has {fleet.clients} clients, the task {clients}; they must be the same"])
-        if fleet.problems():
-            raise ConfigError(fleet.problems())
+        if found := fleet.problems():
+            raise ConfigError(found)
         return fleet
     name, options = split_name("fleet", experiment.fleet)
     if name not in FLEETS:
@@ -292,6 +353,8 @@ def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
     for name, value in table.items():
         if fits(value, float) and not 0 < value < math.inf:
             found.append(f"evaluate.{name} = {value}; it must be positive and finite")
-    if not table:
+        elif name == "every_seconds" and fits(value, float) and value < LEAST:
+            found.append(f"evaluate.{name} = {value}; it must be at least {LEAST:g}, a nanosecond")
+    if not any(value is not None for value in table.values()):
         found.append("evaluate is empty; give every_commits or every_seconds")
     return found

@@ -18,7 +18,7 @@ from rich.console import Console
 from offbeat import __version__, toml
 from offbeat.advise import THEOREMS, asked_about
 from offbeat.advise import advise as run_advise
-from offbeat.assemble import make_fleet, make_task
+from offbeat.assemble import make_fleet, make_task, seed_problems
 from offbeat.bench import ITEMS
 from offbeat.bench import Settings as Bench
 from offbeat.bench import bench as run_bench
@@ -35,7 +35,7 @@ from offbeat.measure import Effort
 from offbeat.measure import measure as run_measure
 from offbeat.meters import hlsgd
 from offbeat.methods import METHODS
-from offbeat.options import defaults, fits, option_problems
+from offbeat.options import defaults, option_problems
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import plots, report
@@ -317,8 +317,8 @@ def clusters(
     """
     flags = {"fleet": fleet, "seed": seed}
     experiment = Experiment.of(merge(toml.read(config) if config else {"fleet": "hlsgd"}, flags, sets or [], []))
-    if not fits(experiment.seed, int) or experiment.seed < 0:
-        raise ConfigError([f"seed = {experiment.seed!r}; it must be a whole number, 0 or more"])
+    if found := seed_problems(experiment.seed):
+        raise ConfigError(found)
     with writing(out, ".png"):
         told = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
         if told is None and config is not None and clients is None:

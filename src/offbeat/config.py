@@ -9,10 +9,10 @@ from typing import Any
 from offbeat import toml
 from offbeat.engines.local import Mode, Precision
 from offbeat.engines.memory import Choice
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS
-from offbeat.options import defaults
+from offbeat.options import defaults, value_problems
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
@@ -58,11 +58,13 @@ class Experiment:
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:
         """From a table (a TOML file); unknown keys are named."""
+        if problems := value_problems("", table):
+            raise ConfigError(problems)
         known = [f.name for f in fields(Experiment)]
         problems = [unknown("key", name, known) for name in table if name not in known]
         targets = table.get("targets", ())
         if not isinstance(targets, list | tuple):
-            problems.append(f"targets = {targets!r}; it must be a list of accuracies, such as [0.8, 0.9]")
+            problems.append(f"targets = {shown(targets)}; it must be a list of accuracies, such as [0.8, 0.9]")
         if problems:
             raise ConfigError(problems)
         return Experiment(**{**table, "targets": tuple(targets)})
@@ -91,7 +93,7 @@ class Experiment:
 
 def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(given, str | Mapping):
-        raise ConfigError([f"{kind} = {given!r}; it must be a name, or a table with a name"])
+        raise ConfigError([f"{kind} = {shown(given)}; it must be a name, or a table with a name"])
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
         raise ConfigError([f'{kind} has no name; write {kind} = "..." or [{kind}] with name = "..."'])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
+
+LONGEST = 1500  # characters of a sentence that are shown
+NAMED = 40  # characters of a name that may be a slip of the pen
 
 
 class OffbeatError(Exception):
@@ -17,17 +21,45 @@ class ConfigError(OffbeatError):
     """A configuration that cannot run; names every problem at once."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(shortened(problem) for problem in problems)
         super().__init__("\n".join(self.problems))
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> str:
+def unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     """The sentence for a name that does not exist, with the nearest that does.
 
     >>> unknown("method", "fedbuf", ["fedbuff", "asysg"])
     "unknown method 'fedbuf': did you mean 'fedbuff'? Known: asysg, fedbuff"
     """
-    names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    names, name = sorted(known), given if isinstance(given, str) else shown(given)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5) if len(name) <= NAMED else []
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"unknown {kind} '{given}': {hint}Known: {', '.join(names)}"
+    return f"unknown {kind} '{shortened(name, 2 * NAMED)}': {hint}Known: {', '.join(names)}"
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """A text, or its two ends."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 4 :]}"
+
+
+class _Shown(reprlib.Repr):
+    """Whatever is given, in a line: of long and deep things the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+        self.maxlist = self.maxtuple = self.maxdict = 6
+        self.maxlevel = 4
+
+    def repr_int(self, x: int, level: int) -> str:
+        digits = x.bit_length() * 30103 // 100000  # Python writes no number of more than 4300 digits
+        return repr(x) if digits < 40 else f"{'-' if x < 0 else ''}1e{digits} or so"
+
+
+def shown(value: Any) -> str:
+    """A value as sentences name it, however large or deep it is.
+
+    >>> shown(10**5000), shown([[[[[[1]]]]]])
+    ('1e5000 or so', '[[[[...]]]]')
+    """
+    return _Shown().repr(value)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from offbeat.errors import unknown
+from offbeat.errors import shortened, shown, unknown
+
+LARGEST = 2**31 - 1  # of the whole numbers that options are: sizes, counts, steps, versions
+STEPS = 1_000_000  # local steps in a job, exchanges of models in one, updates in a commit: no more are begun
+DEEPEST = 32  # tables and lists inside one another
+KEYS = 1000  # of one table
+VALUES = 2_000_000  # in all: a few for each of several hundred thousand clients
+TEXT = 4096  # characters: the longest path
+WHOLE = 2**64  # a seed has 64 bits
 
 
 def option_problems(
@@ -22,11 +31,69 @@ def option_problems(
             none = f"{where} has no options, but '{name}' was given; leave it out"
             found.append(unknown(f"option of {where}", name, parameters) if parameters else none)
         elif not fits(value, hints.get(name, Any)):
-            found.append(f"{where}: {name} = {value!r}; it must be {spoken(hints[name])}")
+            found.append(f"{where}: {name} = {shown(value)}; it must be {spoken(hints[name])}")
+        else:
+            found += [f"{where}: {sentence}" for sentence in extreme(name, value)]
     for name, p in parameters.items():
         if p.default is inspect.Parameter.empty and p.kind is not p.VAR_KEYWORD and name not in options:
             found.append(f"{where}: {name} is missing; it has no default")
     return found
+
+
+def extreme(name: str, value: Any) -> list[str]:
+    """The sentence on a number that no option can mean."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else [f"{name} = {value}; it must be a finite number"]
+    if abs(value) <= LARGEST or name == "seed":  # seeds are looked at by themselves
+        return []
+    return [f"{name} = {shown(value)}; whole numbers here lie between -{LARGEST:,} and {LARGEST:,}"]
+
+
+def count_problems(where: str, name: str, value: int | None, needs: str) -> list[str]:
+    """The sentence on a number of steps or updates that nothing can be made of; None leaves it to others.
+
+    >>> count_problems("rounds", "size", 0, "a round needs at least 1 client")
+    ['rounds: size = 0; a round needs at least 1 client']
+    """
+    if value is None or 1 <= value <= STEPS:
+        return []
+    return [f"{where}: {name} = {shown(value)}; {needs if value < 1 else f'give {STEPS:,} at most'}"]
+
+
+def value_problems(where: str, value: Any) -> list[str]:
+    """What no config may hold, whatever the key: depth, length and numbers without end. Looks and does not recurse, so
+    that it can be asked first of all; objects that are neither tables, lists, texts nor numbers are not looked at.
+
+    >>> value_problems("seed", 2**64)
+    ['seed = 18446744073709551616; whole numbers must be smaller than 2^64']
+    """
+    layer: list[tuple[str, Any]] = [(where, value)]
+    values = 0
+    for _ in range(DEEPEST + 1):
+        inner: list[tuple[str, Any]] = []
+        for name, item in layer:
+            if isinstance(item, Mapping):
+                if len(item) > KEYS:
+                    return [f"{name} has {len(item):,} keys; a table has {KEYS:,} at most"]
+                for key, each in item.items():
+                    if not isinstance(key, str) or len(key) > TEXT:
+                        return [f"{name} has the key {shown(key)}; keys are texts of {TEXT:,} characters at most"]
+                    inner.append((f"{name}.{key}" if name else key, each))
+            elif isinstance(item, list | tuple):
+                inner += [(name, each) for each in item]
+            elif isinstance(item, str) and len(item) > TEXT:
+                return [f"{name} = {shown(item)} has {len(item):,} characters; a text has {TEXT:,} at most"]
+            elif isinstance(item, int) and abs(item) >= WHOLE:
+                return [f"{name} = {shown(item)}; whole numbers must be smaller than 2^64"]
+            values += 1
+            if values > VALUES:
+                return [f"{where or 'the config'} has more than {VALUES:,} values; that is the most"]
+        if not inner:
+            return []
+        layer = inner
+    return [f"{shortened(layer[0][0], 60)}: tables and lists lie more than {DEEPEST} deep in one another; flatten them"]
 
 
 def defaults(make: Callable[..., Any], fixed: tuple[str, ...] = ()) -> dict[str, Any]:

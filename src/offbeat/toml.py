@@ -11,24 +11,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, shortened, shown
+from offbeat.options import DEEPEST, value_problems
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+LARGEST = 2**24  # bytes of a config: some numbers for each of a million clients
+DEEP = f"tables and lists lie more than {DEEPEST} deep in one another; flatten them"
+
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = nones(tomllib.loads(path.read_text(encoding="utf-8")))
-        return table
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ConfigError([f"the config {path} has more than {LARGEST:,} bytes, the most that is read of one"])
+        table = tomllib.loads(content.decode())
     except OSError as error:
         raise ConfigError([f"cannot read the config {path}: {error.strerror}"]) from None
     except UnicodeDecodeError:
         raise ConfigError([f"{path} is not a text in UTF-8, as TOML must be"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: {DEEP}"]) from None
+    except ValueError as error:  # a number of thousands of digits, a day that does not exist
+        raise ConfigError([f"{path} holds a value that cannot be read: {error}"]) from None
+    return plain(table, str(path))
+
+
+def plain(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """A table that was read, with every "none" as None; a sentence where it has no end."""
+    if problems := value_problems("", table):
+        raise ConfigError([f"{where}: {problem}" for problem in problems])
+    read: dict[str, Any] = nones(table)
+    return read
 
 
 def parse_value(text: str) -> Any:
@@ -38,9 +58,14 @@ def parse_value(text: str) -> Any:
     [3, 0.5, True, [1, 2], 'fedbuff', None]
     """
     try:
-        return nones(tomllib.loads(f"value = {text}")["value"])
-    except tomllib.TOMLDecodeError:
-        return nones(text)
+        table = tomllib.loads(f"value = {text}")
+    except RecursionError:
+        raise ConfigError([f"{shortened(text, 80)}: {DEEP}"]) from None
+    except ValueError:  # no TOML, or a number that is too long: a text
+        table = {"value": text}
+    if set(table) != {"value"}:  # a line break began another key
+        table = {"value": text}
+    return plain(table, shortened(text, 80))["value"]
 
 
 def nones(value: Any) -> Any:
@@ -94,4 +119,4 @@ def value(given: Any) -> str:
         return "{" + ", ".join(f"{key(k)} = {value(v)}" for k, v in given.items()) + "}"
     if isinstance(given, list | tuple):
         return "[" + ", ".join(value(v) for v in given) + "]"
-    raise ConfigError([f"{given!r} ({type(given).__name__}) cannot be written into a config file"])
+    raise ConfigError([f"{shown(given)} ({type(given).__name__}) cannot be written into a config file"])

@@ -5,11 +5,9 @@ It lies on the device, in the host's memory or in a memory-mapped file, whicheve
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from offbeat.errors import ConfigError
 from offbeat.method import State
+from offbeat.room import host_memory as host_memory
 
 Place = Literal["device", "host", "file"]
 Choice = Literal["auto", "device", "host", "file"]
@@ -75,22 +74,6 @@ def free(place: Place, device: torch.device) -> float:
     if place == "file":
         return float(shutil.disk_usage(tempfile.gettempdir()).free)
     return host_memory()
-
-
-def host_memory() -> float:
-    """Bytes of memory that this process may still take: what the system has left, and what its control group allows."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        left = 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        left = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    group = Path("/sys/fs/cgroup")
-    try:
-        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        left = min(left, max(0.0, float(most - used)))
-    except (OSError, ValueError):  # no control group, or one without a limit
-        pass
-    return left
 
 
 def room(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, place: Place) -> Tensor:

@@ -12,12 +12,15 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
 from offbeat.fleets.laws import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
 from offbeat.keys import key, uniform, unsigned
 from offbeat.options import fits, option_problems
+from offbeat.room import too_large
 
+TABLES = 4  # of [n, n] numbers for a cluster of n: links, weights, latencies, bandwidths
+LINK = 300  # bytes of a link in a graph of NetworkX
 MBIT = 1e6 / 8  # bytes per second in one Mbit/s
 ClusterSpec: TypeAlias = int | Mapping[str, Any]
 
@@ -144,7 +147,9 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     is read and impossible (links, weights, members) is told by `Clusters.problems`."""
     given: dict[str, Any] = {"count": spec} if fits(spec, int) else dict(spec) if isinstance(spec, Mapping) else {}
     if not given:
-        raise ConfigError([f"clusters = {spec!r}; give a number of clusters, or a table with count, sizes or members"])
+        raise ConfigError(
+            [f"clusters = {shown(spec)}; give a number of clusters, or a table with count, sizes or members"]
+        )
     found = option_problems("clusters", layout, given)
     given = {name: value for name, value in given.items() if not option_problems("", layout, {name: value})}
     members = members_of(given, clients, found)
@@ -165,6 +170,9 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
         if not devices:
             found.append(f"cluster {number} has no devices; leave it out")
             continue
+        if large := cluster_size(number, len(devices), graph):
+            found += large
+            continue
         try:
             made = tuple(graphs_of(graph, len(devices), unsigned(key(seed, "graph", number))))
         except ConfigError as error:
@@ -175,6 +183,13 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     if found:
         raise ConfigError(dict.fromkeys(found))
     return Clusters(tuple(each), given.get("shared_uplink", False))
+
+
+def cluster_size(number: int, devices: int, graph: Any) -> list[str]:
+    """A cluster whose tables of pairs, or whose links, do not fit into memory."""
+    name = graph.get("name") if isinstance(graph, Mapping) else graph
+    pairs = 8.0 * TABLES * devices**2 + (LINK * devices**2 / 2 if name in ("complete", "erdos-renyi") else 0.0)
+    return too_large(f"cluster {number}: {devices:,} devices in one cluster", pairs, "give more and smaller clusters")
 
 
 def members_of(given: Mapping[str, Any], clients: int, found: list[str]) -> list[list[int]]:
@@ -189,11 +204,13 @@ def members_of(given: Mapping[str, Any], clients: int, found: list[str]) -> list
     if ways[0] == "members":
         good = all(isinstance(each, list | tuple) and all(fits(device, int) for device in each) for each in what)
         if not good or not what:
-            found.append(f"clusters: members = {what!r}; give a list of clients for each cluster")
+            found.append(f"clusters: members = {shown(what)}; give a list of clients for each cluster")
         return [list(each) for each in what] if good and what else anyway
     if ways[0] == "sizes":
         if not what or not all(fits(size, int) and size >= 1 for size in what) or sum(what) != clients:
-            found.append(f"clusters: sizes = {list(what)}; give numbers of devices that sum to the {clients} clients")
+            found.append(
+                f"clusters: sizes = {shown(list(what))}; give numbers of devices that sum to the {clients} clients"
+            )
             return anyway
         ends = np.cumsum(what)
     else:

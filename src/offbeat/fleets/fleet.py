@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, shown
 from offbeat.fleets.clusters import Clusters
-from offbeat.fleets.laws import NAMED, Array, Law, wrong
+from offbeat.fleets.laws import NAMED, Array, Law, numeric, wrong
 from offbeat.fleets.presence import Change, Presence
 from offbeat.fleets.steps import StepPlan
 from offbeat.keys import fold, key, uniform
 from offbeat.schedule.device import Durations
+
+LONGEST = 1e12  # seconds of a step or a transfer: thirty thousand years
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +39,37 @@ class Fleet:
     clusters: Clusters | None = None  # who is linked to whom; None: nobody
     notes: tuple[str, ...] = ()  # what a report should say, such as records that were left out
 
+    def kind_problems(self) -> list[str]:
+        """What is not of the kind that a field of a fleet is: those made in Python are not checked as they are made."""
+        found = []
+        for name in ("clients", "drop_out", "payload_bytes"):
+            value: Any = getattr(self, name)
+            if not numeric(value) and (name, value) != ("payload_bytes", None):
+                found.append(f"fleet: {name} = {shown(value)}; it must be a number")
+        for name in ("step_seconds", "down_latency", "up_latency", "down_bandwidth", "up_bandwidth"):
+            value = getattr(self, name)
+            if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
+                found.append(
+                    f"fleet: {name} = {shown(value)}; it must be a NumPy array of numbers, one for each client"
+                )
+        parts = {"jitter": Law, "presence": Presence, "local_steps": StepPlan}
+        for name, kind in parts.items():
+            value = getattr(self, name)
+            if value is not None and not (callable(value) and hasattr(value, "problems")):
+                found.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None")
+        value = self.clusters
+        if value is not None and not isinstance(value, Clusters):
+            found.append(f"fleet: clusters = {shown(value)}; it must be Clusters or None")
+        return found
+
     def problems(self) -> list[str]:
         """Everything that is impossible about it; empty when it can run."""
+        found = self.kind_problems()
+        if found:
+            return found
         found = [] if self.clients >= 1 else [f"clients = {self.clients}; a fleet needs at least 1"]
         for name in ("step_seconds", "down_latency", "up_latency"):
-            found += self.entries(name, "s; times are finite and >= 0")
+            found += self.entries(name, f"s; times are finite and >= 0, and {LONGEST:g} s at most")
         for name in ("down_bandwidth", "up_bandwidth"):
             found += self.entries(name, "bytes/s; a link must carry more than 0 (infinity is allowed)")
         if self.jitter is not None:
@@ -62,7 +90,7 @@ class Fleet:
         values = np.asarray(getattr(self, name), dtype=np.float64)
         if values.shape != (max(self.clients, 0),):
             return [f"{name}: an array of shape {values.shape} for {self.clients} clients; give one number for each"]
-        good = values > 0.0 if name.endswith("bandwidth") else (values >= 0.0) & (values < math.inf)
+        good = values > 0.0 if name.endswith("bandwidth") else (values >= 0.0) & (values <= LONGEST)
         bad = np.flatnonzero(~good)
         if not len(bad):
             return []
@@ -121,6 +149,15 @@ class SteadyDurations:
         self.away = fleet.presence
         down = fleet.down_latency + down_bytes / fleet.down_bandwidth
         self.download_bound = float(down.max()) * (1.0 if self.jitter is None else self.jitter.bound)
+        for name, seconds in (("download", down), ("upload", fleet.up_latency + up_bytes / fleet.up_bandwidth)):
+            if not (seconds <= LONGEST).all():
+                client = int(np.argmax(~(seconds <= LONGEST)))
+                raise ConfigError(
+                    [
+                        f"the {name} of client {client} takes {seconds[client]:.3g} s, and {LONGEST:g} s is the most; "
+                        "give it a faster link"
+                    ]
+                )
         self.down = plain(down)
         self.up = plain(fleet.up_latency + up_bytes / fleet.up_bandwidth)
         self.steps = plain(fleet.step_seconds)

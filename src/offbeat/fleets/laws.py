@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.keys import key, uniform
 
 Array: TypeAlias = NDArray[np.float64]
@@ -55,10 +55,13 @@ def wrong(name: str, value: Any, least: float = 0.0, positive: bool = False) -> 
     ['latency = -1; it must be a finite number >= 0']
     """
     if numeric(value):
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            number = math.inf
         if math.isfinite(number) and (number > 0.0 if positive else number >= least):
             return []
-    return [f"{name} = {value!r}; it must be a finite number {'> 0' if positive else f'>= {least:g}'}"]
+    return [f"{name} = {shown(value)}; it must be a finite number {'> 0' if positive else f'>= {least:g}'}"]
 
 
 def shortened(found: list[str]) -> list[str]:
@@ -150,7 +153,7 @@ class Trace:
     def problems(self, name: str) -> list[str]:
         values: Any = self.values  # as it comes from a file
         if not isinstance(values, tuple):
-            return [f"{name}: values = {values!r}; they must be a list of numbers"]
+            return [f"{name}: values = {shown(values)}; they must be a list of numbers"]
         if not values:
             return [f"{name}: the trace is empty; it needs at least one value"]
         found: list[str] = []
@@ -197,7 +200,7 @@ def law(spec: Any, name: str = "law") -> Law:
         result = Constant(float(spec))
     else:
         raise ConfigError(
-            [f'{name} = {spec!r}; give a number, or a table such as {{law = "uniform", low = 1, high = 5}}']
+            [f'{name} = {shown(spec)}; give a number, or a table such as {{law = "uniform", low = 1, high = 5}}']
         )
     found = result.problems(name)
     if found:
@@ -208,7 +211,7 @@ def law(spec: Any, name: str = "law") -> Law:
 def tabled(spec: Mapping[str, Any], name: str) -> Law:
     """The law that a table describes, its keys checked and its values not."""
     kind = spec.get("law")
-    if kind not in LAWS:
+    if not isinstance(kind, str) or kind not in LAWS:
         if kind is None:
             raise ConfigError([f"{name}: the table has no key 'law'; known laws: {', '.join(LAWS)}"])
         raise ConfigError([unknown(f"law of {name}", str(kind), LAWS)])

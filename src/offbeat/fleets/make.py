@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets import phones, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
 from offbeat.fleets.steps import StepSpec, step_plan
-from offbeat.options import fits, option_problems
+from offbeat.options import LARGEST, fits, option_problems
+from offbeat.room import too_large
+
+BYTES = 200  # of a client in a fleet and on its clock, at least
 
 
 def equipped(make: Callable[..., Fleet]) -> Callable[..., Fleet]:
@@ -68,6 +71,10 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     found += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed})
     if isinstance(clients, int) and clients < 1:
         found.append(f"fleet '{name}': clients = {clients}; a fleet needs at least 1")
+    elif fits(clients, int):
+        found += too_large(f"fleet '{name}' of {shown(clients)} clients", BYTES * float(clients), "take fewer clients")
+    if found and not (fits(clients, int) and 1 <= clients <= LARGEST):
+        clients = 1
     # A first problem does not hide those of the other options.
     size = (1, 0) if found else (clients, seed)
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}

@@ -20,6 +20,7 @@ from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.laws import Array, LawSpec, Trace, drawn, draws, read, shortened, wrong
 from offbeat.fleets.presence import Change, Recorded
 
+LARGEST_FILE = 2**26  # bytes; the traces have a few hundred thousand
 KBIT = 1e3 / 8  # bytes per second in one kbit/s
 STEP_TIMES = "traces/flhetbench/training_latency.json"
 LINKS = "traces/flhetbench/mobiperf_devices_trimmed.json"
@@ -46,8 +47,10 @@ def entries(file: str) -> list[tuple[str, Mapping[str, Any]]]:
         looked = " and ".join(str(place) for place in places)
         raise ConfigError([f"no trace {file}: looked for {looked}; set OFFBEAT_DATA to the folder that holds it"])
     try:
+        if found.stat().st_size > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE:,} bytes, which no trace has")
         content = json.loads(found.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ConfigError([f"{found} is not readable as JSON ({error}); fetch it again"]) from error
     if not isinstance(content, list | dict) or not content:
         raise ConfigError([f"{found} holds no records; it must be a list or an object of them"])

@@ -17,10 +17,10 @@ from scipy.special import ndtri
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.laws import NAMED, Array, wrong
 from offbeat.keys import fold, key, uniform
-from offbeat.options import fits, option_problems
+from offbeat.options import STEPS, fits, option_problems
 
 Mode = Literal["fixed", "random"]
-MOST = 2**31 - 1  # steps in a job: what a trace can hold
+
 StepSpec: TypeAlias = int | Sequence[int] | Mapping[str, Any]
 
 
@@ -68,7 +68,7 @@ class Drawn:
 
 def whole(values: Array) -> Any:
     """The nearest whole numbers, none below 1."""
-    return np.clip(np.rint(values), 1, MOST).astype(np.int64)
+    return np.clip(np.rint(values), 1, STEPS).astype(np.int64)
 
 
 # ---- laws that draw: options -> quantile function -----------------------------------------------
@@ -115,7 +115,7 @@ def deadline(step_seconds: Array, seed: int, seconds: float) -> Array:
     with np.errstate(divide="ignore"):
         steps = np.floor(seconds / step_seconds + 1e-9)
     for bad, reason in ((np.isinf(steps), "takes no time at all for a step, so no deadline bounds its steps"),
-                        (steps > MOST, f"takes more than {MOST:,} steps in {seconds} s; give an earlier deadline"),
+                        (steps > STEPS, f"takes more than {STEPS:,} steps in {seconds} s; give an earlier deadline"),
                         (steps < 1, f"does not finish one step in {seconds} s; give a later deadline")):  # fmt: skip
         if bad.any():
             client = int(np.argmax(bad))
@@ -125,7 +125,7 @@ def deadline(step_seconds: Array, seed: int, seconds: float) -> Array:
 
 def given(step_seconds: Array, seed: int, values: list[int]) -> Array:
     """These numbers, one for each client."""
-    if not all(fits(value, int) and value <= MOST for value in values):
+    if not all(fits(value, int) and value <= STEPS for value in values):
         refuse([f"local_steps: values = {values!r:.60}; give a list of whole numbers"])
     return np.array(values, dtype=np.float64)
 
@@ -174,7 +174,7 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
     refuse(found)
     if law in WHOLE:
         steps = WHOLE[law](np.asarray(step_seconds), seed, **table)
-        return Fixed(tuple(np.rint(np.minimum(steps, MOST)).astype(np.int64).tolist()))
+        return Fixed(tuple(np.rint(np.minimum(steps, STEPS)).astype(np.int64).tolist()))
     quantile = DRAWN[law](**table)
     if mode == "random":
         return Drawn(quantile, seed)
@@ -184,9 +184,9 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
 
 def few(name: str, steps: float) -> list[str]:
     """The sentence on a number of steps that makes no job."""
-    if steps <= MOST:
+    if steps <= STEPS:
         return [] if steps >= 1 else [f"local_steps: {name} = {steps}; a job needs at least 1 step"]
-    return [f"local_steps: {name} = {steps}; a job takes at most {MOST:,} steps"]
+    return [f"local_steps: {name} = {steps}; a job takes at most {STEPS:,} steps"]
 
 
 def ordered(low: int, high: int) -> list[str]:

@@ -97,34 +97,86 @@ def ratio(bent: Tensor, moved: Tensor, where: str) -> float:
 
 # ---- power iteration ------------------------------------------------------------------------------
 class Power(NamedTuple):
-    """What power iteration came to: it grows towards the constant and never passes it."""
+    """What power iteration came to: it grows towards the constant and, but for rounding, never passes it."""
 
     value: float
     iterations: int
-    settled: bool  # the last step changed it by less than the tolerance
+    settled: bool
+
+
+LEAST = 10  # steps before a residual is believed: a direction that the start hardly has needs some to show itself
+
+
+def norms(
+    apply: Callable[[Tensor, Tensor], Tensor], v: Tensor, iterations: int, tolerance: float
+) -> tuple[Tensor, int, bool]:
+    """The spectral norm of each of n symmetric operators, from directions `v [n, d]`: their values `[n]`, the steps of
+    the slowest, and whether all settled. `apply(rows, v)` gives the images of `v` under the operators `rows`.
+
+    Power iteration that remembers all it has seen (Lanczos 1950): the largest |eigenvalue| of the tridiagonal matrix T
+    that the steps fill. Plain power iteration seems to stand still while a large eigenvalue grows out of many small
+    ones. Here an operator has settled when its own residual |A y - theta y| is below `tolerance` theta: no operator
+    waits for another or ends with it, so values do not depend on who is in the group.
+    """
+    rows = torch.arange(len(v), device=v.device)
+    now, before = v / v.norm(dim=1, keepdim=True), torch.zeros_like(v)
+    side = torch.zeros(len(v), 1, dtype=v.dtype, device=v.device)
+    diagonal: list[Tensor] = []  # of T, in float64, a column for each step; rows are those still at work
+    beside: list[Tensor] = []
+    values = torch.zeros(len(v), dtype=torch.float64)
+    rounding = torch.finfo(v.dtype).eps
+    for number in range(1, iterations + 1):
+        image = apply(rows, now) - side * before
+        along = (image * now).sum(1, keepdim=True)
+        image = image - along * now
+        side = image.norm(dim=1, keepdim=True)
+        diagonal.append(along[:, 0].double().cpu())
+        beside.append(side[:, 0].double().cpu())
+        if not (diagonal[-1].isfinite() & beside[-1].isfinite()).all():
+            raise ConfigError(["the curvature at this model is not finite; measure at an earlier or better model"])
+        theta, last = largest(diagonal, beside[:-1])
+        values[rows.cpu()] = theta
+        residual = beside[-1] * last
+        enough = number >= min(LEAST, v.shape[1])
+        done = (residual <= tolerance * theta) & enough
+        done |= beside[-1] <= 16 * rounding * theta  # all that the start can reach has been seen
+        keep = ~done
+        if not keep.any():
+            return values, number, True
+        there = keep.to(v.device)
+        diagonal, beside = [c[keep] for c in diagonal], [c[keep] for c in beside]
+        rows, side = rows[there], side[there]
+        before, now = now[there], image[there] / side
+    return values, iterations, False
+
+
+def largest(diagonal: list[Tensor], beside: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest |eigenvalue| of each tridiagonal matrix, and the last entry of its vector, without sign."""
+    matrices = torch.diag_embed(torch.stack(diagonal, 1))
+    if beside:
+        off = torch.diag_embed(torch.stack(beside, 1), offset=1)
+        matrices = matrices + off + off.mT
+    found, vectors = torch.linalg.eigh(matrices)
+    place = found.abs().argmax(1)
+    each = torch.arange(len(found))
+    return found.abs()[each, place], vectors[each, -1, place].abs()
 
 
 def grown(apply: Callable[[Tensor], Tensor], v: Tensor, iterations: int, tolerance: float) -> Power:
-    """The spectral norm of a symmetric operator: |A v| for v <- A v / |A v|; it cannot fall from step to step."""
-    value, v = 0.0, v / v.norm()
-    for number in range(1, iterations + 1):
-        image = apply(v)
-        length = float(image.norm())
-        if length <= value * (1 + tolerance) or length == 0.0:
-            return Power(max(value, length), number, True)
-        value, v = length, image / length
-    return Power(value, iterations, False)
+    """The spectral norm of one symmetric operator."""
+    values, number, settled = norms(lambda _, rows: apply(rows[0])[None], v[None], iterations, tolerance)
+    return Power(float(values[0]), number, settled)
 
 
-def start(gauge: Gauge, x: Tensor, rows: int = 1) -> Tensor:
-    """A random direction for each row; keyed by the gauge's seed."""
+def start(gauge: Gauge, x: Tensor) -> Tensor:
+    """A random direction, keyed by the gauge's seed."""
     draw = torch.Generator().manual_seed(generator(gauge.seed, "power").getrandbits(62))
-    return torch.randn(rows, len(x), generator=draw, dtype=torch.float64).to(x.dtype).to(x.device)
+    return torch.randn(len(x), generator=draw, dtype=torch.float64).to(x.dtype).to(x.device)
 
 
 def global_smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
     """L_g at x: the spectral norm of the mean Hessian."""
-    return grown(lambda v: gauge.product(x, v), start(gauge, x)[0], iterations, tolerance)
+    return grown(lambda v: gauge.product(x, v), start(gauge, x), iterations, tolerance)
 
 
 def heterogeneity(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
@@ -144,22 +196,19 @@ def heterogeneity(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: flo
             total += gauge.products(x, gauge.products(x, v, clients) - mean, clients).sum(0)
         return total / gauge.clients
 
-    power = grown(apply, start(gauge, x)[0], iterations, tolerance)
+    power = grown(apply, start(gauge, x), iterations, tolerance)
     return power._replace(value=math.sqrt(power.value))
 
 
 def smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
-    """L-tilde at x: the largest spectral norm of the clients' Hessians, a group of clients at a time."""
+    """L-tilde at x: the largest spectral norm of the clients' Hessians. Each client goes on until it has settled."""
     found = []
     for clients in gauge.groups():
-        v = start(gauge, x, 1).expand(len(clients), -1)
-        v, value, settled, number = v / v.norm(dim=1, keepdim=True), 0.0, False, 0
-        while number < iterations and not settled:
-            number += 1
-            image = gauge.products(x, v, clients)
-            lengths = image.norm(dim=1, keepdim=True)
-            largest = float(lengths.max())
-            settled, value = largest <= value * (1 + tolerance), max(value, largest)
-            v = torch.where(lengths > 0, image / lengths.clamp(min=torch.finfo(x.dtype).tiny), v)
-        found.append(Power(value, number, settled))
+        v = start(gauge, x).expand(len(clients), -1)
+
+        def apply(rows: Tensor, v: Tensor, clients: Tensor = clients) -> Tensor:
+            return gauge.products(x, v, clients[rows])
+
+        values, number, settled = norms(apply, v, iterations, tolerance)
+        found.append(Power(float(values.max()), number, settled))
     return Power(max(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))

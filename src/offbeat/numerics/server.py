@@ -68,7 +68,7 @@ def server_optimiser(lr: Rate, spec: str | Mapping[str, Any] = "sgd") -> ServerO
     """From a name, or a table such as `{name = "sgd", momentum = 0.9}`."""
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name", "sgd")
-    if name not in OPTIMISERS:
+    if not isinstance(name, str) or name not in OPTIMISERS:
         raise ConfigError([unknown("server optimiser", str(name), OPTIMISERS)])
     problems = option_problems(f"server optimiser '{name}'", OPTIMISERS[name], options, ("lr",))
     for decay in ("momentum", "beta1", "beta2"):

@@ -42,7 +42,7 @@ def staleness(spec: str | Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     """
     options: dict[str, Any] = {"law": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("law", "constant")
-    if name not in LAWS:
+    if not isinstance(name, str) or name not in LAWS:
         raise ConfigError([unknown("staleness law", str(name), LAWS)])
     problems = option_problems(f"staleness '{name}'", LAWS[name], options)
     if not problems:

@@ -210,6 +210,7 @@ class Loop:
     def run(self, horizon: Horizon) -> str:
         if not self.metrics:
             self.look()
+        self.require_finite(self.metrics[-1]["loss"], self.metrics[-1]["accuracy"])  # a resumed run has looked before
         reason = self.reached()
         commits = self.engine.commits(horizon)
         while reason is None:
@@ -219,8 +220,8 @@ class Loop:
                 break
             reason = self.take(done)
         if self.metrics[-1]["commit"] != self.account.commits:
-            self.look()
             self.closing = self.account.commits
+            self.look()
         self.settled = True
         return reason or self.reached() or self.limit_reached(horizon)
 
@@ -279,6 +280,19 @@ class Loop:
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
+        self.require_finite(loss, accuracy)
+
+    def require_finite(self, loss: float, accuracy: float | None) -> None:
+        """Stops a run whose model or result is no number any more, though every update that came in was finite."""
+        seen = {"loss": loss, "accuracy": 0.0 if accuracy is None else accuracy}
+        bad = [f"its {name} is {value}" for name, value in seen.items() if not math.isfinite(value)]
+        if not self.engine.server["model"].isfinite().all():
+            bad.append("it holds NaN or infinity")
+        if bad:
+            raise BadNumbers(
+                f"the model after commit {self.account.commits} is of no use: {' and '.join(bad)}. "
+                "A lower client or server rate, or clipping, usually helps."
+            )
 
     def limit_reached(self, horizon: Horizon) -> str:
         until = self.config.until

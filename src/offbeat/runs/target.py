@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offbeat.errors import unknown
+from offbeat.errors import shown, unknown
 from offbeat.options import fits
 
 LIMITS = (
@@ -23,9 +23,9 @@ def limit_problems(until: Mapping[str, Any]) -> list[str]:
     for name in set(until) & set(LIMITS):
         value = until[name]
         if not fits(value, float) or math.isinf(value):
-            found.append(f"until.{name} = {value!r}; it must be a {'' if name == 'loss' else 'positive '}number")
+            found.append(f"until.{name} = {shown(value)}; it must be a {'' if name == 'loss' else 'positive '}number")
         elif name != "loss" and value <= 0:
-            found.append(f"until.{name} = {value!r}; it must be a positive number")
+            found.append(f"until.{name} = {shown(value)}; it must be a positive number")
         elif name.startswith("accuracy") and value > 1:
             found.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")
         elif name in ("commits", "samples") and value != int(value):

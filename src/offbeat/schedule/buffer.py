@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from offbeat.options import count_problems
 from offbeat.records import Arrived, Command, Commit, JobName, Joined, Left, Offer, Start, Woke
 from offbeat.schedule.pool import Pool
 
@@ -42,9 +43,7 @@ class Buffer:
         return self.restart == "broadcast"
 
     def problems(self, clients: int) -> list[str]:
-        found = []
-        if self.steps is not None and self.steps < 1:
-            found.append(f"buffer: local steps = {self.steps}; a job needs at least 1")
+        found = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
         if self.size < 1:
             found.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
         if self.restart not in ("newest", "fresh", "broadcast"):

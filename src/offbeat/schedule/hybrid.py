@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from offbeat.keys import fold, key
 from offbeat.method import Conductor, Policy
+from offbeat.options import STEPS
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Hybrid:
             found.append(f"hybrid: gossip_every = {self.every}; devices exchange models after 1 or more local steps")
         if self.rounds < 0:
             found.append(f"hybrid: gossip_rounds = {self.rounds}; devices exchange models 0 or more times in a row")
+        elif max(self.rounds, (self.steps or 0) // max(1, self.every) * self.rounds) > STEPS:
+            found.append(
+                f"hybrid: gossip_rounds = {self.rounds} after every {self.every} of {self.steps} local steps; devices "
+                f"exchange models {STEPS:,} times in a job at most"
+            )
         if not 0 < self.sample <= 1:
             found.append(
                 f"hybrid: p = {self.sample}; it is the share of a cluster's devices that report, above 0 and at most 1"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from offbeat.options import STEPS, count_problems
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
 from offbeat.schedule.ticks import after
 
@@ -42,12 +43,14 @@ class Rounds:
     def problems(self, clients: int) -> list[str]:
         found = []
         for name, steps in (("local steps", self.steps), ("probes", self.probes)):
-            if steps is not None and steps < 1:
-                found.append(f"rounds: {name} = {steps}; a job needs at least 1")
-        if self.size is not None and self.size < 1:
-            found.append(f"rounds: size = {self.size}; a round needs at least 1 client")
-        if self.over_selection < 1:
-            found.append(f"rounds: over_selection = {self.over_selection}; it multiplies the cohort and must be >= 1")
+            found += count_problems("rounds", name, steps, "a job needs at least 1")
+        found += count_problems("rounds", "size", self.size, "a round needs at least 1 client")
+        if not 1 <= self.over_selection <= STEPS:
+            found.append(
+                f"rounds: over_selection = {self.over_selection}; it multiplies the cohort and must be >= 1, and "
+                f"{STEPS:,} at most"
+            )
+            return found
         if self.deadline is not None and self.deadline <= 0:
             found.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
         if self.probes is not None and self.replacement:

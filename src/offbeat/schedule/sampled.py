@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from offbeat.options import count_problems
 from offbeat.records import Arrived, Command, Commit, Fetch, JobName, Joined, Left, Offer, Woke
 from offbeat.schedule.pool import Pool
 
@@ -31,12 +32,8 @@ class Sampled:
         return self.overlap
 
     def problems(self, clients: int) -> list[str]:
-        found = []
-        if self.steps is not None and self.steps < 1:
-            found.append(f"sampled: local steps = {self.steps}; a job needs at least 1")
-        if self.size < 1:
-            found.append(f"sampled: size = {self.size}; a round needs at least 1 draw")
-        return found
+        found = count_problems("sampled", "local steps", self.steps, "a job needs at least 1")
+        return found + count_problems("sampled", "size", self.size, "a round needs at least 1 draw")
 
     def conductor(self, clients: int, rng: random.Random) -> SampledConductor:
         return SampledConductor(self, rng, Pool(clients))

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ Floats = npt.NDArray[np.float32]
 DEBIAN = Path("/usr/share/datasets")
 CIFAR_PIXELS = 3 * 32 * 32
 LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FILE = 2**29  # bytes, unpacked; of the sets read here none has a file half as large
+LARGEST_TEXT = 2**24  # bytes of a LIBSVM text: six times a9a
+SAMPLES = 2**20  # of an idx file: more than the largest MNIST-like set has (814,255)
+PIECE = 2**20  # bytes read in one go
 
 
 class Layout(NamedTuple):
@@ -68,12 +72,37 @@ def damaged(path: Path, reason: str) -> OffbeatError:
     return OffbeatError(f"{path} is damaged: {reason}. Replace it with a fresh copy.")
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a file, unpacked when its name ends in .gz."""
+def read(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """The bytes of a file, unpacked when its name ends in .gz. Not more than `most` of them are ever in memory."""
+    with unpacked(path) as file:
+        content = taken(path, file, most + 1)
+    if len(content) > most:
+        raise OffbeatError(
+            f"{path} holds more than {most:,} bytes, unpacked, and no more are read here. If it is what it should be, "
+            "cut it into parts or read it where there is more memory."
+        )
+    return content
+
+
+def unpacked(path: Path) -> IO[bytes]:
+    """A file to be read from its beginning, unpacked as it is read when its name ends in .gz."""
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise damaged(path, f"it cannot be read ({error})") from error
+
+
+def taken(path: Path, file: IO[bytes], most: int) -> bytes:
+    """The next bytes of a file: `most`, or those that are left. They are taken in pieces, so that memory grows with
+    what is there and not with what a header promises."""
+    parts = []
+    try:
+        while most > 0 and (part := file.read(min(most, PIECE))):
+            parts.append(part)
+            most -= len(part)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
+    return b"".join(parts)
 
 
 def check_labels(path: Path, labels: npt.NDArray[Any], classes: int) -> None:
@@ -83,26 +112,35 @@ def check_labels(path: Path, labels: npt.NDArray[Any], classes: int) -> None:
         raise damaged(path, f"sample {bad[0]} has label {labels[bad[0]]}, labels are 0 to {classes - 1}")
 
 
-def idx(path: Path, dimensions: int) -> Bytes:
-    """An idx file of bytes: two zeros, type 8, the number of dimensions, big-endian sizes, then the values."""
-    content = read(path)
-    magic, start = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions
-    if content[:4] != magic:
-        raise damaged(path, f"it starts with {content[:4].hex() or 'nothing'}, not with {magic.hex()}")
-    if len(content) < start:
-        raise damaged(path, "it ends inside its header")
-    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
-    expected = start + math.prod(shape)
+def idx(path: Path, sides: tuple[int, ...]) -> Bytes:
+    """An idx file of bytes: two zeros, type 8, the number of dimensions, big-endian sizes, then the values. The first
+    size is the number of samples, the others must be `sides`. Nothing is read beyond what the header promises."""
+    magic = bytes([0, 0, 8, 1 + len(sides)])
+    with unpacked(path) as file:
+        begin = taken(path, file, 4)
+        if begin != magic:
+            raise damaged(path, f"it starts with {begin.hex() or 'nothing'}, not with {magic.hex()}")
+        header = taken(path, file, 4 * magic[3])
+        if len(header) < 4 * magic[3]:
+            raise damaged(path, "it ends inside its header")
+        shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
+        if shape[1:] != sides:
+            given, wanted = ("x".join(map(str, each)) for each in (shape[1:], sides))
+            raise damaged(path, f"its images are {given}, they should be {wanted}")
+        if shape[0] > SAMPLES:
+            raise damaged(path, f"its header promises {shape[0]:,} samples; sets of this kind have {SAMPLES:,} at most")
+        expected = math.prod(shape)
+        content = taken(path, file, expected + 1)
+    start = 4 + 4 * magic[3]
     if len(content) != expected:
-        raise damaged(path, f"its header promises {expected} bytes, it has {len(content)}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        has = f"{start + len(content)}" if len(content) < expected else "more"
+        raise damaged(path, f"its header promises {start + expected} bytes, it has {has}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def idx_pair(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:
     """Images [n, 1, 28, 28] and labels [n] of one part of an MNIST-like set."""
-    x, y = idx(images, 3), idx(labels, 1)
-    if x.shape[1:] != (28, 28):
-        raise damaged(images, f"its images are {x.shape[1]}x{x.shape[2]}, they should be 28x28")
+    x, y = idx(images, (28, 28)), idx(labels, ())
     if len(x) == 0 or len(x) != len(y):
         raise damaged(labels, f"it has {len(y)} labels for {len(x)} images in {images.name}")
     check_labels(labels, y, classes)
@@ -141,7 +179,11 @@ def cifar_py(path: Path) -> tuple[Bytes, Bytes]:
     """A pickled batch: a dictionary with b"data" (uint8 [n, 3072]) and b"labels"."""
     try:
         batch = _ArraysOnly(io.BytesIO(read(path)), encoding="bytes").load()
-        x, y = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+        x, labels = batch[b"data"], batch[b"labels"]
+        flat = isinstance(labels, np.ndarray) or (type(labels) is list and set(map(type, labels)) <= {int})
+        if not isinstance(x, np.ndarray) or not flat:  # lists in lists could unfold to any size
+            raise ValueError("its data is no array, or its labels no list of whole numbers")
+        y = np.asarray(labels)
     except OffbeatError:
         raise
     except Exception as error:  # a broken pickle may raise anything
@@ -157,16 +199,34 @@ def cifar_py(path: Path) -> tuple[Bytes, Bytes]:
 def npz(path: Path, keys: Sequence[str]) -> list[npt.NDArray[Any]]:
     """The named arrays of an npz file, one row per sample in each."""
     try:
-        with np.load(io.BytesIO(read(path)), allow_pickle=False) as archive:
-            if missing := [key for key in keys if key not in archive]:
-                raise damaged(path, f"it has no array {', '.join(missing)}, only {', '.join(archive)}")
-            arrays = [np.asarray(archive[key]) for key in keys]
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(io.BytesIO(read(path))) as archive:
+            known = [name.removesuffix(".npy") for name in archive.namelist()]
+            if missing := [key for key in keys if key not in known]:
+                raise damaged(path, f"it has no array {', '.join(missing)}, only {', '.join(known)}")
+            arrays = [npy(archive, f"{key}.npy") for key in keys]
+    except OffbeatError:
+        raise
+    except Exception as error:  # a broken archive may raise anything
         raise damaged(path, f"it is no npz archive of arrays ({error})") from error
     if any(array.ndim == 0 or len(array) != len(arrays[0]) for array in arrays):
         shapes = ", ".join(f"{key} {array.shape}" for key, array in zip(keys, arrays, strict=True))
         raise damaged(path, f"its arrays differ in length ({shapes})")
     return arrays
+
+
+def npy(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """One array of an archive, if it is as long as its header says and no longer than any file of ours."""
+    size = archive.getinfo(name).file_size
+    if size > LARGEST_FILE:
+        raise ValueError(f"{name} would unpack to {size:,} bytes, more than {LARGEST_FILE:,}")
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(file)
+    if math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"{name} promises {shape} numbers of type {dtype}, but has {size:,} bytes")
+    with archive.open(name) as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def libsvm(path: Path, features: int, labels: Sequence[float] = ()) -> tuple[Floats, npt.NDArray[np.float64]]:
@@ -175,7 +235,9 @@ def libsvm(path: Path, features: int, labels: Sequence[float] = ()) -> tuple[Flo
     Indices begin at 1 and rise along a line; features that a line does not name are 0. Blank lines and what follows
     a '#' do not count. `labels` are the ones that may occur; without them any number may.
     """
-    lines = ((number, line.partition(b"#")[0].split()) for number, line in enumerate(read(path).splitlines(), 1))
+    lines = (
+        (number, line.partition(b"#")[0].split()) for number, line in enumerate(io.BytesIO(read(path, LARGEST_TEXT)), 1)
+    )
     samples = [(number, words) for number, words in lines if words]
     if not samples:
         raise damaged(path, "it has no sample")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.room import host_memory
 from offbeat.tasks import files
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -21,6 +22,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 SHOWN = 5  # problems of a file that are told one by one
 LABELS = 2**31  # more than any set has
+GROWTH = 20  # bytes of Python objects for a byte of JSON, at most, or nearly so
 KINDS = {"users": "list", "num_samples": "list", "user_data": "table"}
 
 
@@ -79,7 +81,7 @@ def read_users(paths: Sequence[Path], classes: int | None = None) -> Users:
 def read_file(path: Path, classes: int | None = None) -> list[Shard]:
     """The users of one file, in its order; or all that is wrong with it."""
     try:
-        content = json.loads(files.read(path))
+        content = json.loads(files.read(path, int(host_memory() / GROWTH)))
     except (ValueError, RecursionError) as error:
         raise files.damaged(path, f"it is no JSON ({error})") from None
     _refuse(path, _structure(content))

@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics.samples import Sampling
 from offbeat.options import option_problems
+from offbeat.room import too_large
 from offbeat.tasks.data import DATA, Scale
-from offbeat.tasks.models import MODELS
+from offbeat.tasks.models import MODELS, parameters
 from offbeat.tasks.models import build as build_model
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from offbeat.tasks.splits import SPLITS
 from offbeat.tasks.task import Task
 
+COPIES = 6  # of a model in a run, at least: as given, as trained, versions, and what a job needs
 Named = str | Mapping[str, Any]  # "iid", or {name = "dirichlet", alpha = 0.3}
 
 
@@ -76,6 +78,8 @@ def labelled(
     if clients is None and loaded.owners is not None:
         clients = len(np.unique(loaded.owners))
     shards = SPLITS[split_name](loaded.y, clients, seed, loaded.owners, **split_options)
+    if found := model_problems(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, model_options):
+        raise ConfigError(found)
     net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
     return Task(
         net,
@@ -93,8 +97,23 @@ def quadratics(
     seed: int, clients: int = 10, dimension: int = 5, spread: float = 1.0, noise: float = 0.0, samples: int = 1
 ) -> Task:
     """Random strongly convex quadratics with a known optimum; no accuracy, the loss is the value."""
+    what = f"task 'quadratic' with clients = {clients:,}, samples = {samples:,} and dimension = {dimension:,}"
+    size = 8.0 * clients * (dimension**2 + 3 * samples * (dimension**2 + dimension))
+    if found := too_large(what, size, "take fewer of one of them"):
+        raise ConfigError(found)
     matrices, linear = random_quadratic(clients, dimension, spread, seed=seed)
     return quadratic(matrices, linear, None, noise, samples, seed)
+
+
+def model_problems(name: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> list[str]:
+    """A model that this machine cannot hold, counted before a single weight is drawn."""
+    said = "".join(f", {key} = {shown(value)}" for key, value in options.items())
+    try:
+        numbers = parameters(name, shape, outputs, options)
+    except RuntimeError:  # more bytes than an address has
+        return [f"model '{name}'{said} has more parameters than any machine can hold; take a smaller one"]
+    what = f"model '{name}'{said} has {numbers:,} parameters; a run of it"
+    return too_large(what, 4.0 * COPIES * numbers, "take a smaller model")
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the config does not say
@@ -116,9 +135,11 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     """The task of that name, or every problem with its options at once."""
     make = TASKS[name]
     problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
-    for count in ("clients", "dimension", "samples"):
+    for count in ("clients", "dimension", "samples", "batch_size"):
         given = options.get(count)
-        if not problems and given is not None and given < 1:
+        if not problems and count == "batch_size" and given is not None and given < 1:
+            problems.append(f"task '{name}': batch_size = {given}; give at least 1, or none for the whole shard")
+        elif not problems and given is not None and given < 1:
             problems.append(f"task '{name}': {count} = {given}; it must be at least 1")
     if problems:
         raise ConfigError(problems)
@@ -130,7 +151,7 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
 def named(kind: str, given: Named, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
-        raise ConfigError([f"{kind} = {given} has no name; write {kind}.name = ... (known: {', '.join(table)})"])
+        raise ConfigError([f"{kind} = {shown(given)} has no name; write {kind}.name = ... (known: {', '.join(table)})"])
     name = str(options.pop("name"))
     if name not in table:
         raise ConfigError([unknown(kind, name, table)])

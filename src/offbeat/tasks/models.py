@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -218,6 +218,23 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int, **op
     >>> build("mlp", (1, 8, 8), 10, seed=0, hidden=32)[1]
     Linear(in_features=64, out_features=32, bias=True)
     """
+    check(name, input_shape, outputs, options)
+    if not -(2**63) <= seed < 2**64:
+        raise ConfigError([f"seed is {seed}; give a whole number of 64 bits."])
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach the other devices
+        return MODELS[name](tuple(input_shape), outputs, **options)
+
+
+def parameters(name: str, input_shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> int:
+    """How many numbers the named model has; none of them is drawn. A RuntimeError says that they cannot be counted."""
+    check(name, input_shape, outputs, options)
+    with torch.device("meta"):
+        return sum(p.numel() for p in MODELS[name](tuple(input_shape), outputs, **options).parameters())
+
+
+def check(name: str, input_shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> None:
+    """Refuses a model that cannot be built."""
     if name not in MODELS:
         raise ConfigError([unknown("model", name, MODELS)])
     problems = option_problems(f"model '{name}'", MODELS[name], options, ("input_shape", "outputs"))
@@ -226,11 +243,6 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int, **op
     _positive("outputs", outputs)
     for size in input_shape:
         _positive(f"a side of input_shape {tuple(input_shape)}", size)
-    if not -(2**63) <= seed < 2**64:
-        raise ConfigError([f"seed is {seed}; give a whole number of 64 bits."])
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach the other devices
-        return MODELS[name](tuple(input_shape), outputs, **options)
 
 
 def _positive(what: str, value: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, shown
 from offbeat.numerics import trial
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.options import LARGEST
+from offbeat.tasks.losses import loss_problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +39,35 @@ class Task:
 
     def problems(self) -> list[str]:
         """Everything that would stop a run, found without training."""
+        found = self.kind_problems()
+        if found:
+            return found
         found = self.materialised() or refusals(self.model)
-        if self.batch_size is not None and self.batch_size < 1:
-            found.append(f"batch_size = {self.batch_size}; give at least 1, or None for the whole shard")
+        if self.batch_size is not None and not 1 <= self.batch_size <= LARGEST:
+            found.append(
+                f"batch_size = {shown(self.batch_size)}; give at least 1 and at most {LARGEST:,}, or None for the "
+                "whole shard"
+            )
         if self.sampling not in ("replacement", "shuffle"):
-            found.append(f"sampling = '{self.sampling}'; it is 'replacement' or 'shuffle'")
+            found.append(f"sampling = {shown(self.sampling)}; it is 'replacement' or 'shuffle'")
         trainable = not found
         for kind, data in (("training", self.data), ("test", self.test)):
             if kind == "test" and data is None:
                 continue
             try:
                 x, y = tensors(data)
-            except (TypeError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever a Dataset of one's own raises
                 found.append(f"the {kind} data must be a pair (x, y) of tensors or a Dataset of such pairs ({error})")
                 continue
+            if not x.dim() or not y.dim():
+                found.append(f"the {kind} data has inputs or targets without rows; give one row per sample")
+                continue
+            before = len(found)
             found += shard_problems(self.shards, len(x)) if kind == "training" else []
             found += data_problems(kind, x, y, self.model) if trainable else []
+            if trainable and len(found) == before:
+                most = self.batch_size or (min(map(len, self.shards)) if kind == "training" else len(x))
+                found += loss_problems(kind, self.model, self.loss, x, y, most)
         return found or self.step_problems()
 
     def materialised(self) -> list[str]:
@@ -81,6 +97,31 @@ class Task:
                 reason = reason or error
         return [f"a training step on the first client's batch fails: {type(reason).__name__}: {reason}"]
 
+    def kind_problems(self) -> list[str]:
+        """What is not of the kind that a field of a task is."""
+        model: Any = self.model
+        loss: Any = self.loss
+        shards: Any = self.shards
+        batch: Any = self.batch_size
+        name: Any = self.name
+        found = []
+        if not isinstance(model, nn.Module):
+            found.append(f"model = {shown(model)}; it must be an nn.Module, such as nn.Linear(4, 3)")
+        if not callable(loss):
+            found.append(f"loss = {shown(loss)}; it must be a function of (outputs, targets)")
+        elif isinstance(loss, type):
+            found.append(f"loss = {loss.__name__} is a class; give one of its objects: {loss.__name__}()")
+        if not listed(shards):
+            found.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client")
+        elif not all(listed(shard) for shard in shards):
+            found.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
+        whole = isinstance(batch, numbers.Integral) and not isinstance(batch, bool)
+        if batch is not None and not whole:
+            found.append(f"batch_size = {shown(batch)}; it must be a whole number, or None for the whole shard")
+        if not isinstance(name, str):
+            found.append(f"name = {shown(name)}; it must be a text")
+        return found
+
     @property
     def has_accuracy(self) -> bool:
         """Whether outputs are one score per class and targets are classes."""
@@ -105,6 +146,12 @@ class Task:
         return FlatModel(self.model, self.loss, dtype, rounded)
 
 
+def listed(given: Any) -> bool:
+    """Whether something has entries in an order: a list, a range, an array."""
+    ordered = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    return ordered and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
+
+
 def tensors(data: Any) -> tuple[Tensor, Tensor]:
     """`(x, y)` tensors from tensors, arrays or a `Dataset`."""
     if isinstance(data, Dataset):
@@ -123,7 +170,12 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
     if not len(shards):
         found.append("shards is empty; a task needs at least one client")
     for client, shard in enumerate(shards):
-        index = np.asarray(shard)
+        try:
+            index = np.asarray(shard)
+        except (ValueError, TypeError):  # lists of different lengths in it
+            index = np.zeros(1)
+        if index.ndim != 1:
+            index = np.zeros(1)
         if index.size and not np.issubdtype(index.dtype, np.integer):
             found.append(f"client {client} has samples {shard!r:.60}; samples are row numbers, whole and from 0 on")
         elif index.size == 0:
@@ -149,7 +201,7 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
             found.append(f"the {kind} {name} hold NaN or infinity, first in row {first}; clean the data")
     try:
         classes = scores(model, x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # whatever a model of one's own raises
         shape = tuple(x.shape[1:])
         return [*found, f"the model does not take the {kind} inputs, of shape {shape} and type {x.dtype}: {error}"]
     labels = not y.is_floating_point() and y.dim() == 1
@@ -165,8 +217,12 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
 def scores(model: nn.Module, x: Tensor) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
     parameter = next(model.parameters())
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
     kind = parameter.dtype if x.is_floating_point() else x.dtype
-    out = model(x[:2].to(parameter.device, kind, copy=True))  # the model may change its input
+    with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was
+        out = model(x[:2].to(parameter.device, kind, copy=True))  # and may change its input
+    if not isinstance(out, Tensor):
+        return None  # trying the loss says more
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
 
 

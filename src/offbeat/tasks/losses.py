@@ -1,0 +1,159 @@
+"""A loss is tried once before a run: a few real samples, forward and backward. What cannot be trained is said here."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from offbeat.errors import shortened
+
+ROWS = (2, 3, 5, 7)  # samples to try with: the first number that no side of outputs or targets has
+# Losses of pairs: PyTorch stretches one side to the shape of the other, and the mean is of something else.
+PAIRED: dict[Any, str] = {
+    functional.binary_cross_entropy: "binary_cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
+    functional.huber_loss: "huber_loss",
+    functional.kl_div: "kl_div",
+    functional.l1_loss: "l1_loss",
+    functional.mse_loss: "mse_loss",
+    functional.poisson_nll_loss: "poisson_nll_loss",
+    functional.smooth_l1_loss: "smooth_l1_loss",
+    functional.soft_margin_loss: "soft_margin_loss",
+}
+OUTPUTS, TARGETS = "outputs", "targets"
+
+
+class Watch(TorchFunctionMode):
+    """Notices where a loss meets outputs and targets of different shapes: in a loss of pairs, or in arithmetic between
+    the two that spreads both (`[n, 1]` and `[n]` to `[n, n]`). What a loss has reshaped itself is its own business."""
+
+    def __init__(self, outputs: Tensor, targets: Tensor) -> None:
+        super().__init__()
+        self.kept = [outputs, targets]  # so that no id is used twice
+        self.names = {id(outputs): OUTPUTS, id(targets): TARGETS}
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
+        if func in PAIRED and len(given) >= 2 and given[0].shape != given[1].shape:
+            self.found.append(f"{PAIRED[func]} takes outputs and targets of one shape")
+        named = [value for value in given if id(value) in self.names]
+        if not isinstance(result, Tensor) or not named or self.found:
+            return result
+        kinds = {self.names[id(value)] for value in named}
+        if kinds == {OUTPUTS, TARGETS} and result.numel() > max(value.numel() for value in given):
+            self.found.append("the loss spreads both over all pairs of samples")
+        elif len(given) == 1 and result.shape == given[0].shape:  # a cast, a sigmoid: still the same thing
+            self.kept.append(result)
+            self.names[id(result)] = kinds.pop()
+        return result
+
+
+def loss_problems(
+    kind: str, model: nn.Module, loss: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor, most: int
+) -> list[str]:
+    """Why a model cannot be trained with a loss on such samples, `most` of them in a batch; empty when it can."""
+    first = next(p for p in model.parameters() if p.requires_grad)
+    devices = [first.device] if first.device.type == "cuda" else []  # whose generators are put back
+    said: list[str] = []
+    for dtype in dict.fromkeys((first.dtype, torch.float32, torch.float64)):  # own constants may fit only one of them
+        with warnings.catch_warnings(), torch.random.fork_rng(devices), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            problems = tried(kind, copy.deepcopy(model).to(dtype).train(), loss, x, y, most)
+        if not problems:
+            return []
+        said = said or problems
+    return said
+
+
+def tried(kind: str, model: nn.Module, loss: Any, x: Tensor, y: Tensor, most: int) -> list[str]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows, outputs, targets = 0, x, y
+    for rows in ROWS:
+        rows = min(rows, most, len(x))
+        inputs, targets = (fitting(t[:rows], parameters[0]) for t in (x, y))
+        try:
+            outputs = model(inputs)
+        except Exception as error:  # whatever a model of one's own raises
+            return [f"the model fails on {rows} {kind} samples of shape {tuple(x.shape[1:])}: {reason(error)}"]
+        if not isinstance(outputs, Tensor):
+            return [f"the model gives a {type(outputs).__name__}; it must give one tensor, the outputs of a batch"]
+        if rows not in (*outputs.shape[1:], *targets.shape[1:]):
+            break
+    given = f"outputs of shape {shape(outputs)} and type {outputs.dtype}, {kind} targets of shape {shape(targets)} and "
+    given = f"{given}type {targets.dtype}"
+    watch = Watch(outputs, targets)
+    try:
+        with watch:
+            value = loss(outputs, targets)
+    except Exception as error:  # whatever a loss of one's own raises
+        return [f"the loss fails on {given} ({rows} samples): {reason(error)}. {remedy(loss, outputs, targets)}"]
+    if watch.found:
+        return [f"{watch.found[0]}, but here are {given} (for {rows} samples); reshape the one or the other"]
+    return value_problems(value, parameters)
+
+
+def value_problems(value: Any, parameters: Sequence[Tensor]) -> list[str]:
+    """What is wrong with the value of a loss."""
+    must = "it must give a tensor with one number for a batch, its mean"
+    if not isinstance(value, Tensor):
+        said = f"{value!r:.40} ({type(value).__name__})" if value is not None else "nothing (None)"
+        return [f"the loss gives {said}; {must}"]
+    if value.dim():
+        return [f"the loss must give one number for a batch, its mean; it gave shape {tuple(value.shape)}"]
+    if not value.is_floating_point():
+        return [f"the loss gives a number of type {value.dtype}; {must}, of a floating-point type"]
+    lost = "no gradient goes from the loss to the model's parameters"
+    if not value.requires_grad:
+        return [f"{lost}: it must be computed from the outputs by PyTorch, without item(), detach() or argmax()"]
+    try:
+        slopes = torch.autograd.grad(value, parameters, allow_unused=True)
+    except Exception as error:  # whatever a backward of one's own raises
+        return [f"the loss cannot be differentiated: {reason(error)}"]
+    return [] if any(slope is not None for slope in slopes) else [f"{lost}: it does not depend on them"]
+
+
+def remedy(loss: Any, outputs: Tensor, targets: Tensor) -> str:
+    """What to do about a loss that does not take its arguments, as far as another attempt can tell."""
+    flat = targets.squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else None
+    attempts = [
+        ("It takes them the other way round: a loss here is called as loss(outputs, targets)", (targets, outputs)),
+        ("It takes labels of type int64: give y.long()", (outputs, targets.long())),
+    ]
+    if flat is not None:
+        attempts.append(("It takes one target per sample: give y.squeeze(1)", (outputs, flat)))
+        attempts.append(("It takes labels [n] of type int64: give y.squeeze(1).long()", (outputs, flat.long())))
+    if targets.shape != outputs.shape and targets.numel() == outputs.numel():
+        attempts.append(("It takes targets of the shape of the outputs", (outputs, targets.reshape(outputs.shape))))
+    if not targets.is_floating_point():
+        attempts.append(("It takes targets of a floating-point type: give y.float()", (outputs, targets.float())))
+    for sentence, arguments in attempts:
+        try:
+            value = loss(*arguments)
+        except Exception:  # not that, then
+            continue
+        if isinstance(value, Tensor) and not value.dim() and value.requires_grad:
+            return sentence
+    return "A loss here is called as loss(outputs, targets) and gives the mean over the batch"
+
+
+def fitting(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.device, like.dtype) if values.is_floating_point() else values.to(like.device)
+
+
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return shortened(lines[0], 200).rstrip(".")
+
+
+def shape(values: Tensor) -> str:
+    return str(list(values.shape))
