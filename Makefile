@@ -7,7 +7,7 @@ READY = $(VENV)/.ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo
+	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
 	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile

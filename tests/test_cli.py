@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from offbeat import METHODS, cli
 from offbeat.config import Experiment
 from offbeat.experiment import run as run_experiment
-from offbeat.runs.store import read_metrics
+from offbeat.runs.stored import read_metrics
 
 SMALL = ("--device", "cpu", "--set", "task.model=logistic", "--set", "task.clients=12", "--set", "task.split=iid")
 QUICK = (*SMALL, "--until", "commits=4")

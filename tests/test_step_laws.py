@@ -26,7 +26,7 @@ from offbeat.methods import METHODS
 from offbeat.records import Arrived, Begun, Start
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_trace
+from offbeat.runs.stored import read_trace
 from offbeat.schedule.device import OWN_STEPS
 
 DIGITS = {"name": "digits", "model": "logistic", "clients": 6, "split": "iid"}

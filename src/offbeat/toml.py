@@ -21,14 +21,18 @@ else:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = nones(tomllib.loads(path.read_text(encoding="utf-8")))
-        return table
+        return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"cannot read the config {path}: {error.strerror}"]) from None
     except UnicodeDecodeError:
         raise ConfigError([f"{path} is not a text in UTF-8, as TOML must be"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from None
+
+
+def parse(text: str) -> dict[str, Any]:
+    table: dict[str, Any] = nones(tomllib.loads(text))
+    return table
 
 
 def parse_value(text: str) -> Any:
