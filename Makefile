@@ -4,13 +4,16 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test soak lint bench clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
-	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
+
+soak: $(READY)
+	$(RUN) -m pytest -m soak -s
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

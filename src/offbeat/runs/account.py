@@ -126,17 +126,17 @@ class Account:
 
     def state(self) -> dict[str, Any]:
         """The sums, as JSON can hold them."""
-        kept: dict[str, Any] = {name: getattr(self, name) for name in SUMS}
-        kept |= {name: [*getattr(self, name).items()] for name in ("staleness", "participation", "away", "arrived")}
-        return kept | {"working": [[since, *begun] for since, begun in self.working.values()]}
+        sums: dict[str, Any] = {name: getattr(self, name) for name in SUMS}
+        sums |= {name: [*getattr(self, name).items()] for name in ("staleness", "participation", "away", "arrived")}
+        return sums | {"working": [[since, *begun] for since, begun in self.working.values()]}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, sums: Mapping[str, Any]) -> None:
         for name in SUMS:
-            setattr(self, name, kept[name])
-        self.staleness, self.participation = Counter(dict(kept["staleness"])), Counter(dict(kept["participation"]))
-        self.away = dict(kept["away"])
-        self.arrived = {tuple(job): steps for job, steps in kept["arrived"]}
-        self.working = {client: (since, Begun(client, *rest)) for since, client, *rest in kept["working"]}
+            setattr(self, name, sums[name])
+        self.staleness, self.participation = Counter(dict(sums["staleness"])), Counter(dict(sums["participation"]))
+        self.away = dict(sums["away"])
+        self.arrived = {tuple(job): steps for job, steps in sums["arrived"]}
+        self.working = {client: (since, Begun(client, *rest)) for since, client, *rest in sums["working"]}
 
     def idle_share(self) -> float:
         """The share of the clients' time (while they are there) in which they do not compute."""

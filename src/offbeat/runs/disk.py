@@ -50,8 +50,8 @@ def storing(path: Path) -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """What the system said. Libraries that write in another language put the number into the text."""
     number = getattr(error, "errno", None)
-    if number is None and (told := re.search(r"(?:os error|errno) (\d+)", str(error), re.IGNORECASE)):
-        number = int(told.group(1))
+    if number is None and (text := re.search(r"(?:os error|errno) (\d+)", str(error), re.IGNORECASE)):
+        number = int(text.group(1))
     return REASONS.get(number or 0, str(error).strip().splitlines()[0] if str(error).strip() else repr(error))
 
 

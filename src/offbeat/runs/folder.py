@@ -161,6 +161,6 @@ def file_name(label: str) -> str:
     ('fedbuff', 'x-d42ff05c')
     """
     plain = re.sub(r"[^A-Za-z0-9._=+-]+", "-", label).strip(".-")[:60]
-    if plain == label:
+    if plain and plain == label:
         return plain
     return f"{plain or 'label'}-{hashlib.blake2b(label.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"

@@ -26,6 +26,9 @@ class Lock:
         try:
             self.handle = os.open(path / LOCK, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             fcntl.flock(self.handle, (fcntl.LOCK_SH if reader else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if not reader:
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+                os.pwrite(self.handle, f"process {os.getpid()} since {since}".ljust(60).encode() + b"\n", 0)
         except BlockingIOError:
             assert self.handle is not None
             holder = os.pread(self.handle, 200, 0).decode(errors="replace").strip() or "another process"
@@ -35,10 +38,6 @@ class Lock:
             self.release()
             if not reader:
                 raise StorageError(f"cannot write {path / LOCK}: {reason(error)}") from None
-        if not reader and self.handle is not None:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-            os.ftruncate(self.handle, 0)
-            os.pwrite(self.handle, f"process {os.getpid()} since {since}\n".encode(), 0)
 
     def check(self) -> None:
         """The directory must still be the one that was locked."""

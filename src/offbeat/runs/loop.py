@@ -208,6 +208,7 @@ class Loop:
             problem = difference(history.recorded, islice(history.again(), facts["rows"][0]))
             raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
         self.metrics += history.metrics
+        self.saved = time.perf_counter()
 
     def pass_steps(self, horizon: Horizon, digest: Digest, version: int) -> None:
         """The same with a horizon that looks at every row."""
@@ -262,7 +263,7 @@ class Loop:
         """Write a checkpoint."""
         assert self.store is not None
         tensors, facts = self.engine.state()
-        ahead, known = horizon_state(horizon)
+        ahead, known = horizon_state(horizon, self.account.commits)
         spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began}
         self.store.checkpoint(tensors | ahead, facts | spent | {"horizon": known, "account": self.account.state()})
         self.saved = time.perf_counter()

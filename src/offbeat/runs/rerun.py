@@ -50,15 +50,18 @@ class Digest:
         return [self.count, self.rolled(self.block)]
 
 
-def horizon_state(horizon: Horizon) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What a horizon knows of the rows that it has read; no facts where it broke off between two commits."""
+def horizon_state(horizon: Horizon, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a horizon that has handed out `version` commits knows; nothing where it broke off between two commits."""
     if horizon.closed and horizon.found != horizon.last:
         return {}, {}
     tensors = {name: table([*getattr(horizon, name).values()], 4) for name in JOBS}
     tensors |= {name: table(sorted(getattr(horizon, name)), 2) for name in NAMES}
     tensors["ordered"] = table([(client, v) for client, versions in horizon.ordered.items() for v in versions], 2)
     time = horizon.steps[-1].time if horizon.steps else 0.0
-    return {f"horizon/{name}": t for name, t in tensors.items()}, {"commits": horizon.found, "time": time}
+    return {f"horizon/{name}": t for name, t in tensors.items()}, {
+        "commits": version + len(horizon.steps),
+        "time": time,
+    }
 
 
 def table(rows: list[Any], width: int) -> torch.Tensor:

@@ -130,12 +130,12 @@ class Stored:
 
 def first(parts: list[Part], count: int) -> list[Part] | None:
     """The parts that hold the first `count` rows, the last of them cut; None where there are fewer."""
-    kept: list[Part] = []
+    enough: list[Part] = []
     for name, rows in parts:
         if count > 0:
-            kept.append([name, min(rows, count)])
+            enough.append([name, min(rows, count)])
         count -= min(rows, count)
-    return kept if count == 0 else None
+    return enough if count == 0 else None
 
 
 def config_digest(table: Mapping[str, Any]) -> str:
