@@ -7,13 +7,13 @@ READY = $(VENV)/.ready
 .PHONY: demo test soak lint bench clean
 
 demo: $(READY)
-	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo
+	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
 	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
 
 soak: $(READY)
-	$(RUN) -m pytest -m soak
+	$(RUN) -m pytest -m soak -s
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -99,8 +99,8 @@ class Killed(BaseException):
 def killed_after(commits: int, experiment: Experiment, out: Path) -> None:
     take = Loop.take
 
-    def dying(self: Loop, done: Any) -> str | None:
-        reason = take(self, done)
+    def dying(self: Loop, done: Any, horizon: Any) -> str | None:
+        reason = take(self, done, horizon)
         if done.version >= commits:
             raise Killed
         return reason

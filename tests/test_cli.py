@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from offbeat import METHODS, cli
 from offbeat.config import Experiment
 from offbeat.experiment import run as run_experiment
-from offbeat.runs.store import read_metrics
+from offbeat.runs.disk import mark_of
+from offbeat.runs.manifest import read_manifest
+from offbeat.runs.stored import read_metrics
 
 SMALL = ("--device", "cpu", "--set", "task.model=logistic", "--set", "task.clients=12", "--set", "task.split=iid")
 QUICK = (*SMALL, "--until", "commits=4")
@@ -180,9 +182,9 @@ def test_bad_numbers_end_with_3_and_leave_the_directory_readable(offbeat, tmp_pa
         (("paper", "dlsgd-fig2", "--scale", "smoke", "--only", "fedbuff"), "--only fedbuff fits nothing here"),
         (("paper", "dlsgd-table2", "--scale", "smoke", "--only", "mnist"), "--only mnist fits nothing here"),
         (("paper", "dlsgd-fig3", "--scale", "smoke", "--device", "tpu"), "device = 'tpu'"),
-        (("resume", "nowhere"), "there is no checkpoint in nowhere"),
+        (("resume", "nowhere"), "there is no run in nowhere"),
         (("resume", "nowhere", "--until", "x"), "--until x: write it as key=value"),
-        (("replay", "nowhere"), "cannot read the config nowhere"),
+        (("replay", "nowhere"), "there is no run in nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -243,9 +245,23 @@ def test_lists_name_and_describe(what, some, result, offbeat):
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("run", ["--method", "--task", "--fleet", "--seed", "--device", "--until", "--set", "--out", "--json"]),
+        (
+            "run",
+            [
+                "--method",
+                "--task",
+                "--fleet",
+                "--seed",
+                "--device",
+                "--until",
+                "--set",
+                "--out",
+                "--overwrite",
+                "--json",
+            ],
+        ),
         ("resume", ["directory", "--until", "--json"]),
-        ("replay", ["directory", "--json"]),
+        ("replay", ["directory", "--tolerance", "--json"]),
         ("compare", ["--config", "--task", "--fleet", "--seeds", "--until", "--set", "--out", "--json"]),
         ("list", ["methods, tasks, fleets, models, splits, graphs, policies or papers", "--json"]),
         ("paper", ["--only", "--n", "--seeds", "--device", "--scale", "--out", "--json"]),
@@ -329,20 +345,28 @@ def test_replay_fails_when_the_model_is_another(offbeat, result, tmp_path):
     result("run", *QUICK, "--set", "method.client_lr=0.01", "--out", "other")
     os.replace(tmp_path / "other" / "model.safetensors", tmp_path / "out" / "model.safetensors")
     code, out, err = offbeat("replay", "out")
-    assert code == 2
+    assert (code, out) == (4, "")
+    assert "model.safetensors has another content than was written" in err
+    swapped = read_manifest(tmp_path / "out")
+    swapped.files["model.safetensors"] = mark_of(tmp_path / "out" / "model.safetensors")
+    swapped.write(tmp_path / "out")  # whoever forges the manifest too is left with another model
+    code, out, err = offbeat("replay", "out")
+    assert code == 1
     assert "DIFFERS" in out
     assert "the model of the replay differs" in err
     code, out, _ = offbeat("replay", "out", "--json")
-    assert (code, json.loads(out)["same_bits"]) == (2, False)
+    assert (code, json.loads(out)["same_bits"], json.loads(out)["tolerance"]) == (1, False, 0.0)
+    code, out, _ = offbeat("replay", "out", "--tolerance", "10")
+    assert (code, "model is near: relative distance" in out) == (0, True)
 
 
 def test_resume_and_replay_refuse_a_changed_config(result, refused, tmp_path):
     result("run", *QUICK, "--out", "out")
     written = (tmp_path / "out" / "config.toml").read_text()
     (tmp_path / "out" / "config.toml").write_text(written.replace("seed = 0", "seed = 1"))
-    assert "its schedule has changed" in refused("resume", "out", "--until", "commits=6")[0]
+    assert "was changed since the run began (seed)" in refused("resume", "out", "--until", "commits=6")[0]
     (tmp_path / "out" / "config.toml").write_text(written.replace("buffer_size = 10", "buffer_size = 9"))
-    assert "replay: " in refused("replay", "out")[0]
+    assert "was changed since the run began (method.buffer_size)" in refused("replay", "out")[0]
 
 
 # ---- papers -------------------------------------------------------------------------------------
@@ -418,7 +442,7 @@ def processes(tmp_path_factory):
     try:
         while waiting:
             time.sleep(0.01)
-            ready = {name for name in waiting if (place / name / "checkpoint.safetensors").exists()}
+            ready = {name for name in waiting if any((place / name).glob("checkpoint-*.safetensors"))}
             ended = {name for name in waiting if started[name].poll() is not None}
             for name in ready - ended:
                 started[name].send_signal(signal.Signals[name])

@@ -148,7 +148,7 @@ def test_a_config_file_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"fleet": 3}, "fleet = 3; it must be a name"),
         ({"task": Task}, "task = <class"),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_wrong_kinds_in_python_get_sentences(changed: dict[str, Any], said: str) -> None:
     assert said in refused(experiment(**changed))

@@ -14,7 +14,8 @@ from offbeat.assemble import build_method
 from offbeat.keys import generator
 from offbeat.method import Cohort
 from offbeat.records import Begun, Commit
-from offbeat.runs.store import read_trace, write_trace
+from offbeat.runs.stored import read_trace
+from offbeat.runs.tables import write_trace
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.hybrid import Hybrid

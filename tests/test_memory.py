@@ -30,7 +30,7 @@ from offbeat.numerics import wave as numerics
 from offbeat.records import Begun, Commit, Finished, Overwritten
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_trace
+from offbeat.runs.stored import read_trace
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon

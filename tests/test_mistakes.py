@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
 from offbeat.engines.local import BadNumbers, LocalEngine
+from offbeat.methods import METHODS
 from offbeat.runs import store
 from offbeat.runs.loop import Interrupted, Loop
 from offbeat.tasks.quadratic import quadratic
@@ -125,8 +126,11 @@ def test_a_resumed_run_that_is_killed_at_once_can_be_resumed(tmp_path: Path) -> 
     killed(lambda: run(OFTEN, tmp_path, KillAt(8)))
     written = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(written.replace("checkpoint_seconds = 1e-06", "checkpoint_seconds = 60.0"))
-    killed(lambda: resume(tmp_path, None, KillAt(10)))
-    assert resume(tmp_path).metrics == run(OFTEN).metrics
+    with pytest.warns(UserWarning, match=r"config\.toml was changed: checkpoint_seconds"):
+        killed(lambda: resume(tmp_path, None, KillAt(10)))
+    with pytest.warns(UserWarning, match=r"config\.toml was changed: checkpoint_seconds"):
+        resumed = resume(tmp_path)
+    assert resumed.metrics == run(OFTEN).metrics
 
 
 def test_a_refused_resume_leaves_a_killed_run_as_it_was(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_a_refused_resume_leaves_a_killed_run_as_it_was(tmp_path: Path) -> None:
     killed(lambda: run(OFTEN, tmp_path, KillAt(8)))
     before, written = files(), (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(written.replace("seed = 0", "seed = 1"))
-    with pytest.raises(OffbeatError, match="schedule has changed"):
+    with pytest.raises(OffbeatError, match=r"was changed since the run began \(seed\)"):
         resume(tmp_path)
     assert files() == before
 
@@ -150,7 +154,7 @@ def test_interrupted_then_resumed_then_killed_keeps_all_metrics(tmp_path: Path) 
 def test_a_new_run_in_an_old_directory_does_not_resume_the_old_one(tmp_path: Path) -> None:
     run(experiment(method=FEDBUFF | {"client_lr": 0.5}), tmp_path)
     chosen = experiment(until={"commits": 30})
-    killed(lambda: run(chosen, tmp_path, KillAt(4)))
+    killed(lambda: run(chosen, tmp_path, KillAt(4), overwrite=True))
     assert same_bits(resume(tmp_path).model, run(chosen).model)
 
 
@@ -250,11 +254,12 @@ def test_a_model_that_cannot_be_batched_resumes(tmp_path: Path) -> None:
 
 
 def test_a_changed_server_state_is_refused(tmp_path: Path) -> None:
-    interrupted(experiment(), tmp_path, 5)
-    written = (tmp_path / "config.toml").read_text()
-    (tmp_path / "config.toml").write_text(written.replace('server_optimiser = "sgd"', 'server_optimiser = "adam"'))
+    def method(optimiser: str) -> Any:
+        return METHODS["fedbuff"](buffer_size=3, local_steps=2, server_optimiser=optimiser)
+
+    interrupted(experiment(method=method("sgd")), tmp_path, 5)
     with pytest.raises(OffbeatError, match="this method and model need"):
-        resume(tmp_path)
+        resume(tmp_path, method=method("adam"))
 
 
 @pytest.mark.parametrize(
@@ -336,9 +341,9 @@ FILE = '[task]\nname = "digits"\nmodel = "logistic"\nclients = 12\n[methods.fedb
 
 def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str) -> tuple[Any, Path]:
     (tmp_path / "c.toml").write_text(FILE)
-    words = ["--device", "cpu", "--until", "commits=2", "--set", change, "--out", tmp_path]
+    words = ["--device", "cpu", "--until", "commits=2", "--set", change, "--out", tmp_path / "out"]
     code = offbeat(monkeypatch, "compare", "--config", tmp_path / "c.toml", *words)
-    return code, tmp_path / "fedbuff-seed0" / "config.toml"
+    return code, tmp_path / "out" / "fedbuff-seed0" / "config.toml"
 
 
 def test_compare_set_keeps_what_the_file_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -372,9 +377,10 @@ def test_compare_with_a_bad_file(text: bytes, monkeypatch: pytest.MonkeyPatch, t
 def test_broken_files_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run(experiment(), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert offbeat(monkeypatch, "replay", tmp_path) == 2
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"xx")
-    assert offbeat(monkeypatch, "resume", tmp_path) == 2
+    assert offbeat(monkeypatch, "replay", tmp_path) == 4
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        checkpoint.write_bytes(b"xx")
+    assert offbeat(monkeypatch, "resume", tmp_path) == 4
 
 
 def test_paper_refuses_a_file_as_out_and_flags_that_fit_nothing(

@@ -20,7 +20,7 @@ from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Offe
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_metrics, read_trace
+from offbeat.runs.stored import read_metrics, read_trace
 from offbeat.runs.target import Crossing, crossing, limit_problems
 
 TASK = {"name": "digits", "model": "logistic", "clients": 12, "split": "iid"}
@@ -355,8 +355,8 @@ def test_the_written_config_reproduces_the_run(method, tmp_path):
 def test_the_run_directory_says_what_the_outcome_says(tmp_path):
     outcome = run(experiment(targets=(0.2,)), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint.safetensors", "clients.parquet", "config.toml", "metrics.parquet", "model.safetensors",
-        "result.json", "trace.parquet",
+        "checkpoint-000000.safetensors", "checkpoint-000003.safetensors", "clients.parquet", "config.toml",
+        "manifest.json", "metrics.parquet", "model.safetensors", "offbeat.lock", "result.json", "trace.parquet",
     ]  # fmt: skip
     result = json.loads((tmp_path / "result.json").read_text())
     assert result == outcome.result
@@ -410,12 +410,14 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path):
 
 
 def test_what_was_recorded_after_the_checkpoint_is_made_again(tmp_path):
-    """A run that dies between writing its rows and its checkpoint leaves more rows than the checkpoint knows."""
+    """Where the last checkpoint is lost, there are more rows than the one before knows."""
     straight = run(experiment(), tmp_path / "straight")
-    early = interrupted(experiment(), tmp_path / "early", 3)
-    late = interrupted(experiment(), tmp_path / "late", 9)
-    os.replace(early / "checkpoint.safetensors", late / "checkpoint.safetensors")
-    resumed = resume(late)
+    late = interrupted(experiment(), tmp_path / "late", 3)
+    with pytest.raises(Interrupted):
+        resume(late, None, InterruptAt(9))
+    max(late.glob("checkpoint-*")).unlink()
+    with pytest.warns(UserWarning, match=r"going on from the one before, checkpoint-\d+.safetensors, at commit 3"):
+        resumed = resume(late)
     assert (late / "trace.parquet").read_bytes() == (tmp_path / "straight" / "trace.parquet").read_bytes()
     assert read_metrics(late) == resumed.metrics == straight.metrics
     assert same_bits(resumed.model, straight.model)
@@ -457,19 +459,19 @@ def test_a_further_limit_that_leaves_the_waves_alone_gives_the_same_bits(tmp_pat
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(OffbeatError, match="no checkpoint") as caught:
+        with pytest.raises(OffbeatError, match="there is no run in") as caught:
             resume(path)
         assert path.name in str(caught.value)
 
 
 @pytest.mark.parametrize(("was", "now"), [("seed = 0", "seed = 1"), ("local_steps = 2", "local_steps = 3")])
-def test_a_changed_schedule_is_refused_and_put_back_it_goes_on(was, now, tmp_path):
+def test_a_changed_config_is_refused_and_put_back_it_goes_on(was, now, tmp_path):
     straight = run(experiment())
     halted = interrupted(experiment(), tmp_path, 5)
     written = (halted / "config.toml").read_text()
     assert was in written
     (halted / "config.toml").write_text(written.replace(was, now))
-    with pytest.raises(OffbeatError, match="cannot be resumed: its schedule has changed"):
+    with pytest.raises(OffbeatError, match=rf"was changed since the run began \((method\.)?{was.split()[0]}\)"):
         resume(halted)
     (halted / "config.toml").write_text(written)
     resumed = resume(halted)
@@ -488,6 +490,10 @@ def test_objects_of_your_own_are_asked_for_and_passed_again(tmp_path):
     interrupted(chosen, tmp_path, 4)
     with pytest.raises(OffbeatError, match="method 'fedbuff' was given as an object; pass the object again"):
         resume(tmp_path)
+    with pytest.raises(OffbeatError, match=r"its schedule has changed \(row \d+: .*Commit"):
+        resume(tmp_path, method=table["fedbuff"](buffer_size=4, local_steps=2))
+    with pytest.raises(OffbeatError, match=r"was made with another task\.batch_size"):
+        resume(tmp_path, method=made(), task=TASK | {"batch_size": 7})
     assert same_bits(resume(tmp_path, method=made()).model, straight.model)
 
 
@@ -502,11 +508,11 @@ def test_a_replayed_trace_gives_the_model_its_bits(method, tmp_path):
 
 
 def test_a_replay_refuses_a_policy_that_says_something_else(tmp_path):
-    run(experiment(), tmp_path)
-    written = (tmp_path / "config.toml").read_text()
-    (tmp_path / "config.toml").write_text(written.replace("buffer_size = 3", "buffer_size = 4"))
+    from offbeat.methods import METHODS as table
+
+    run(experiment(method=table["fedbuff"](buffer_size=3, local_steps=2)), tmp_path)
     with pytest.raises(OffbeatError, match=r"replay: .*the trace has Commit.*the policy says Start"):
-        replay(tmp_path)
+        replay(tmp_path, method=table["fedbuff"](buffer_size=4, local_steps=2))
 
 
 # ---- bad ends -----------------------------------------------------------------------------------

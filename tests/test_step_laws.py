@@ -26,7 +26,7 @@ from offbeat.methods import METHODS
 from offbeat.records import Arrived, Begun, Start
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_trace
+from offbeat.runs.stored import read_trace
 from offbeat.schedule.device import OWN_STEPS
 
 DIGITS = {"name": "digits", "model": "logistic", "clients": 6, "split": "iid"}
@@ -436,7 +436,7 @@ def test_a_changed_law_is_refused_at_resume(tmp_path: Path) -> None:
     written = (tmp_path / "config.toml").read_text()
     assert "high = 5" in written
     (tmp_path / "config.toml").write_text(written.replace("high = 5", "high = 90"))
-    with pytest.raises(Exception, match="its schedule has changed"):
+    with pytest.raises(Exception, match="was changed since the run began"):
         resume(tmp_path)
 
 

@@ -3,11 +3,12 @@
 from offbeat.assemble import build
 from offbeat.compare import Comparison, compare
 from offbeat.config import Experiment
-from offbeat.errors import ConfigError, OffbeatError
+from offbeat.errors import ConfigError, OffbeatError, StorageError
 from offbeat.experiment import replay, resume, run
 from offbeat.fleets.fleet import Fleet
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
 from offbeat.methods import METHODS
+from offbeat.runs.repeat import ReplayDiffers
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
@@ -26,9 +27,11 @@ __all__ = [
     "Method",
     "OffbeatError",
     "Policy",
+    "ReplayDiffers",
     "Rounds",
     "Rule",
     "Sampled",
+    "StorageError",
     "Task",
     "build",
     "compare",

@@ -1,4 +1,5 @@
-"""The command line. Exit codes: 0 done, 2 bad input, 3 the run stopped on bad numbers, 130 interrupted."""
+"""The command line. Exit codes: 0 done, 1 a replay ended elsewhere than its run, 2 bad input, 3 the run stopped on bad
+numbers, 4 files that cannot be written or are not what was written, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from offbeat.bench import bench as run_bench
 from offbeat.compare import compare as run_comparison
 from offbeat.config import POLICIES, Experiment, split_name
 from offbeat.engines.local import BadNumbers
-from offbeat.errors import ConfigError, OffbeatError, unknown
-from offbeat.experiment import replay as replay_run
+from offbeat.errors import ConfigError, OffbeatError, StorageError, unknown
+from offbeat.experiment import repeat as repeat_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
 from offbeat.fleets.graphs import GRAPHS
@@ -39,9 +40,12 @@ from offbeat.options import defaults, option_problems
 from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import plots, report
+from offbeat.runs.disk import storing
+from offbeat.runs.folder import Folder
 from offbeat.runs.loop import Interrupted, Outcome
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_tensors, strict
+from offbeat.runs.repeat import ReplayDiffers
+from offbeat.runs.store import strict
 from offbeat.runs.target import LIMITS
 from offbeat.tasks.data import DATA
 from offbeat.tasks.make import DEFAULTS, TASKS
@@ -53,6 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 console = Console(width=None if sys.stdout.isatty() else 180)
+EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 LISTS: dict[str, dict[str, Any]] = {
     "methods": METHODS, "tasks": TASKS, "fleets": FLEETS, "models": MODELS, "splits": SPLITS, "graphs": GRAPHS,
     "policies": POLICIES, "papers": PAPERS,
@@ -70,6 +75,9 @@ Until = Annotated[
     typer.Option(
         help=f"When to stop, e.g. accuracy=0.9; repeatable. Limits: {', '.join(LIMITS)}. They replace the config's."
     ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left in --out.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
@@ -142,7 +150,10 @@ def run(
     device: Device = None,
     until: Until = None,
     sets: Sets = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for config, trace, metrics, result and model.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for config, trace, metrics, result and model; new or empty.")
+    ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment.
@@ -152,7 +163,7 @@ def run(
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     experiment = Experiment.of(merge(toml.read(config) if config else {}, flags, sets or [], until or []))
     label = f"{experiment.method} seed {experiment.seed}"
-    print_outcome(run_experiment(experiment, out, Progress(label, experiment.until)), as_json, out)
+    print_outcome(run_experiment(experiment, out, Progress(label, experiment.until), overwrite), as_json, out)
 
 
 @app.command()
@@ -170,20 +181,25 @@ def resume(
 @app.command()
 def replay(
     directory: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="How far apart the models may be: the norm of the difference against that of the stored model. "
+            "Left out: 0 where the run was made, elsewhere by its precision.",
+            min=0.0,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Feed a stored trace to the policy again; fails unless it says the same and the model has the same bits."""
-    outcome = replay_run(directory)
-    stored, _ = read_tensors(directory / "model.safetensors")
-    same = all(bool((stored[name] == value).all()) for name, value in outcome.model.items())
+    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
+    outcome, apart = repeat_run(directory, tolerance)
     if as_json:
-        print(json.dumps({"same_commands": True, "same_bits": same, **outcome.result}))
+        print(json.dumps(strict({"same_commands": True, **apart.json(), **outcome.result})))
     else:
-        console.print(
-            f"same commands over {outcome.commits} commits; model {'has the same bits' if same else 'DIFFERS'}"
-        )
-    if not same:
-        raise OffbeatError("the model of the replay differs from the stored one; was it made on another device?")
+        model = "has the same bits" if apart.same_bits else f"{'is near' if apart.within else 'DIFFERS'}: {apart}"
+        console.print(f"same commands over {outcome.commits} commits; model {model}", highlight=False, soft_wrap=True)
+    if not apart.within:
+        raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
 
 
 @app.command()
@@ -203,6 +219,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
         "runs/compare"
     ),
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
@@ -219,7 +236,9 @@ def compare(
     common = Experiment.of(table)
     experiments = {label: replace(common, method={"name": label, **labelled.get(label, {})}) for label in chosen}
     numbers = range(common.seed, common.seed + seeds)
-    result = run_comparison(experiments, numbers, out, lambda label, e: Progress(f"{label} seed {e.seed}", e.until))
+    result = run_comparison(
+        experiments, numbers, out, lambda label, e: Progress(f"{label} seed {e.seed}", e.until), overwrite
+    )
     picture, written = result.write(
         out, f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
     )
@@ -404,13 +423,16 @@ def paper(
         str, typer.Option(help="smoke (seconds, embedded data), small, or full (the paper's size).")
     ] = "small",
     out: Annotated[Path, typer.Option(help="Directory for tables and pictures.")] = Path("runs/papers"),
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Remake one table or figure of a paper; prints our figures beside the paper's."""
     if name not in PAPERS:
         raise ConfigError([unknown("paper recipe", name, PAPERS)])
     settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, scale, out / name)
-    made = PAPERS[name](settings)
+    with Folder(settings.out, "paper", overwrite) as folder, storing(settings.out):
+        made = PAPERS[name](settings)
+        folder.add(made.files)
     if as_json:
         print(json.dumps(made.json()))
         return
@@ -492,7 +514,7 @@ def main() -> None:
         sys.exit(2)
     except OffbeatError as error:
         print(f"offbeat: {error}", file=sys.stderr)
-        sys.exit({BadNumbers: 3, Interrupted: 130}.get(type(error), 2))
+        sys.exit(EXITS.get(type(error), 2))
 
 
 if __name__ == "__main__":

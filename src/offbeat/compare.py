@@ -13,6 +13,8 @@ from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError
 from offbeat.experiment import run
 from offbeat.runs import plots, report
+from offbeat.runs.disk import storing
+from offbeat.runs.folder import Folder, file_name, reopened
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress
 
@@ -39,10 +41,13 @@ class Comparison:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
     def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
-        """The picture and the table, into a directory."""
-        out = Path(out)
-        picture = plots.comparison(self.curves(), out / "comparison.png", title)
-        return picture, report.write_table(out / "comparison.md", title, report.COLUMNS, self.rows())
+        """The picture and the table, into the directory of the comparison, or into a new or empty one."""
+        with reopened(Path(out)) as folder:
+            with storing(folder.path):
+                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title)
+                table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
+                folder.add([picture, table])
+            return picture, table
 
 
 def compare(
@@ -50,8 +55,10 @@ def compare(
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
     progress: Callable[[str, Experiment], Progress] | None = None,
+    overwrite: bool = False,
 ) -> Comparison:
-    """Run every experiment with every seed. All are checked before the first one starts."""
+    """Run every experiment with every seed. All are checked before the first one starts. `out` is a new or empty
+    directory, or, with `overwrite`, that of another comparison; each run gets a directory in it, named by its label."""
     jobs = [(label, replace(e, seed=seed)) for label, e in experiments.items() for seed in seeds]
     problems: dict[str, None] = {}
     for _, experiment in jobs:
@@ -61,14 +68,32 @@ def compare(
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(problems)
-    outcomes: dict[str, list[Outcome]] = {label: [] for label in experiments}
+    if out is None:
+        outcomes = run_all(jobs, None, progress)
+    else:
+        names = [run_name(label, experiment) for label, experiment in jobs]
+        with Folder(out, "comparison", overwrite) as folder:
+            with storing(folder.path):
+                folder.add([], names)
+            outcomes = run_all(jobs, folder.path, progress)
+    targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
+    targets += [e.targets[0] for e in experiments.values() if e.targets]
+    return Comparison(outcomes, targets[0] if targets else None)
+
+
+def run_all(
+    jobs: Sequence[tuple[str, Experiment]], out: Path | None, progress: Callable[[str, Experiment], Progress] | None
+) -> dict[str, list[Outcome]]:
+    outcomes: dict[str, list[Outcome]] = {label: [] for label, _ in jobs}
     for label, experiment in jobs:
-        where = None if out is None else Path(out) / f"{label}-seed{experiment.seed}"
+        where = None if out is None else out / run_name(label, experiment)
         shown = progress(label, experiment) if progress else None
         try:
             outcomes[label].append(run(experiment, where, shown))
         except BadNumbers as error:  # one method that diverges does not end the comparison
             outcomes[label].append(error.outcome)
-    targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
-    targets += [e.targets[0] for e in experiments.values() if e.targets]
-    return Comparison(outcomes, targets[0] if targets else None)
+    return outcomes
+
+
+def run_name(label: str, experiment: Experiment) -> str:
+    return f"{file_name(label)}-seed{experiment.seed}"

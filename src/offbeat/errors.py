@@ -25,6 +25,10 @@ class ConfigError(OffbeatError):
         super().__init__("\n".join(self.problems))
 
 
+class StorageError(OffbeatError):
+    """Files that cannot be written, or that are not what was written there."""
+
+
 def unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     """The sentence for a name that does not exist, with the nearest that does.
 

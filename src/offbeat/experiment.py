@@ -5,30 +5,43 @@ result = run(Experiment(method={"name": "fedbuff"}, until={"accuracy": 0.9}))
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offbeat import toml
 from offbeat.assemble import build
 from offbeat.config import Experiment
+from offbeat.errors import OffbeatError
 from offbeat.keys import generator
-from offbeat.records import Commit
-from offbeat.runs.loop import Outcome, go
+from offbeat.runs.environment import differences, environment
+from offbeat.runs.folder import Folder
+from offbeat.runs.lock import Lock
+from offbeat.runs.loop import History, Outcome, go
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import Store, read_checkpoint, read_metrics, read_trace
+from offbeat.runs.repeat import Distance, ReplayDiffers, distance
+from offbeat.runs.store import Store
+from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
+from offbeat.runs.tables import StoredRows, batches
 from offbeat.schedule.trace import Replay
 
 
-def run(experiment: Experiment, out: str | Path | None = None, progress: Progress | None = None) -> Outcome:
-    """Run an experiment from its start; with `out`, into a run directory."""
+def run(
+    experiment: Experiment, out: str | Path | None = None, progress: Progress | None = None, overwrite: bool = False
+) -> Outcome:
+    """Run an experiment from its start; with `out`, into a run directory: a new or empty one, or, with `overwrite`, in
+    the place of another run."""
     built = build(experiment)
-    store = None
-    if out is not None:
-        store = Store(Path(out), experiment.toml()).clear()
-    engine = built.engine()
-    return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), store, progress)
+    if out is None:
+        engine = built.engine()
+        return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), None, progress)
+    text = experiment.toml()
+    with Folder(out, "run", overwrite) as folder:
+        folder.manifest.config_digest = config_digest(experiment.table())
+        engine = built.engine()
+        store = Store(folder.path, folder.lock, folder.manifest, text, environment(engine.device))
+        return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), store, progress)
 
 
 def resume(
@@ -43,29 +56,63 @@ def resume(
     the numerics go on from the checkpoint. Objects of your own (task=..., method=..., fleet=...) are passed again.
     """
     path = Path(out)
-    held, facts = read_checkpoint(path)
-    experiment = Experiment.of(toml.read(path / "config.toml") | objects)
-    if until:
-        experiment = replace(experiment, until=dict(until))
-    built = build(experiment)
-    known = (row for row in read_metrics(path, facts) if row["commit"] <= facts["version"])
-    metrics = [row for row in known if row["commit"] != facts["closing"]]
-    recorded = read_trace(path, facts)
-    engine, horizon = built.engine(), built.horizon(built.clock())
-    account = built.account(engine)
-    engine.restore(held, facts)
-    store = Store(path, experiment.toml(), facts["generation"] + 1)
-    return go(experiment, built, engine, horizon, account, store, progress, (metrics, recorded, facts["wall_seconds"]))
+    Stored(path)  # a directory that is none of ours is not even locked
+    with Lock(path) as lock:
+        stored = Stored(path)
+        experiment = Experiment.of(stored.config(limits=True) | objects)
+        stored.check_config(experiment.table())
+        point = stored.checkpoint()
+        if until:
+            experiment = replace(experiment, until=dict(until))
+        built = build(experiment)
+        engine = built.engine()
+        own = {name: t for name, t in point.tensors.items() if not name.startswith("horizon/")}
+        engine.restore(own, point.facts)
+        manifest = stored.manifest
+        here = environment(engine.device)
+        if other := differences(manifest.environments, here):
+            warnings.warn(f"{path} was run elsewhere ({'; '.join(other)}), so its bits may differ", stacklevel=2)
+        manifest.trace, manifest.metrics = point.trace, point.metrics
+        manifest.checkpoints = manifest.checkpoints[: manifest.checkpoints.index(point.name) + 1]
+        metrics = [row for batch in batches(stored.sources("metrics"), "metrics") for row in batch.to_pylist()]
+        history = History(point, metrics, stored.rows(), built.clock)
+        store = Store(path, lock, manifest, experiment.toml(), here)
+        account = built.account(engine)
+        return go(experiment, built, engine, built.horizon(built.clock()), account, store, progress, history)
 
 
-def replay(out: str | Path, **objects: Any) -> Outcome:
-    """Run again from a stored trace instead of the clock: the policy must say the same, the model must be the same."""
+def replay(out: str | Path, tolerance: float | None = None, **objects: Any) -> Outcome:
+    """Run again from a stored trace instead of the clock: the policy must say the same, the model must be the same.
+
+    Raises `ReplayDiffers` where the models are further apart than `tolerance`, the relative norm of their difference.
+    By default that is 0 where the run was made, and elsewhere what rounding may do there (`runs/repeat.py`).
+    """
+    outcome, apart = repeat(out, tolerance, **objects)
+    if not apart.within:
+        raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
+    return outcome
+
+
+def repeat(out: str | Path, tolerance: float | None = None, **objects: Any) -> tuple[Outcome, Distance]:
+    """`replay`, and how far it ended from the stored run."""
     path = Path(out)
-    experiment = Experiment.of(toml.read(path / "config.toml") | objects)
-    built = build(experiment)
-    rows = read_trace(path)
-    driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"), built.clock())
-    engine = built.engine()
-    engine.follow(read_checkpoint(path)[1])
-    horizon = built.horizon(driver, last=sum(type(record) is Commit for _, record in rows))
-    return go(experiment, built, engine, horizon, built.account(engine), None, None)
+    Stored(path)
+    with Lock(path, reader=True):
+        stored = Stored(path)
+        experiment = Experiment.of(stored.config(limits=False) | objects)
+        stored.check_config(experiment.table())
+        stored.check()
+        if not stored.manifest.finished:
+            raise OffbeatError(f"the run in {path} has not ended; resume it first")
+        built = build(experiment)
+        rows: StoredRows = stored.rows()
+        policy, rng = built.method.when, generator(experiment.seed, "policy")
+        last = rows.last_begins()
+        driver = Replay(rows, policy, built.units, rng, last, built.clock())
+        engine = built.engine()
+        engine.follow(stored.checkpoint().facts)
+        horizon = built.horizon(driver, last=len(last) - 1)
+        outcome = go(experiment, built, engine, horizon, built.account(engine), None, None)
+        other = differences(stored.manifest.environments, environment(engine.device))
+        model, metrics = read_model(path), read_metrics(path)
+    return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)

@@ -28,7 +28,7 @@ from offbeat.meters.gauge import Gauge
 from offbeat.meters.readings import Reading, readings_of, verdict
 from offbeat.numerics.wave import bytes_per_job
 from offbeat.runs.progress import Progress
-from offbeat.runs.store import read_tensors
+from offbeat.runs.stored import read_model
 from offbeat.schedule.horizon import Horizon
 
 
@@ -111,7 +111,7 @@ def measure(
     engine = built.engine()
     notes = []
     if checkpoint is not None:
-        x = flat_of(engine, read_tensors(model_file(Path(checkpoint)))[0], str(checkpoint))
+        x = flat_of(engine, read_model(Path(checkpoint)), str(checkpoint))
     elif train:
         trained = run(
             replace(experiment, until={"commits": train}), None, progress and Progress("training", {"commits": train})
@@ -159,10 +159,6 @@ def gauge_of(engine: LocalEngine, seed: int, samples: int | None) -> Gauge:
     budget = bytes_per_job(problem) * engine.limit
     gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
     return gauge
-
-
-def model_file(path: Path) -> Path:
-    return path / "model.safetensors" if path.is_dir() else path
 
 
 def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tensor:

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from offbeat.engines.memory import GIB, free
 from offbeat.method import Method
-from offbeat.tasks.task import Task, tensors
 from offbeat.tasks.losses import fitting
+from offbeat.tasks.task import Task, tensors
 
 VECTORS = 4  # as long as the model that a job has at once, at least: iterate, gradient, start, update
 

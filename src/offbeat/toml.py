@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise ConfigError([f"the config {path} has more than {LARGEST:,} bytes, the most that is read of one"])
-        table = tomllib.loads(content.decode())
+        return parse(content.decode(), str(path))
     except OSError as error:
         raise ConfigError([f"cannot read the config {path}: {error.strerror}"]) from None
     except UnicodeDecodeError:
@@ -40,7 +40,6 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: {DEEP}"]) from None
     except ValueError as error:  # a number of thousands of digits, a day that does not exist
         raise ConfigError([f"{path} holds a value that cannot be read: {error}"]) from None
-    return plain(table, str(path))
 
 
 def plain(table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -49,6 +48,10 @@ def plain(table: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError([f"{where}: {problem}" for problem in problems])
     read: dict[str, Any] = nones(table)
     return read
+
+
+def parse(text: str, where: str = "config.toml") -> dict[str, Any]:
+    return plain(tomllib.loads(text), where)
 
 
 def parse_value(text: str) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from offbeat.records import Arrived, Begun, Finished, JobName, Joined, Left, Offer, Overwritten, Row, Start
+
+SUMS = (
+    "time", "commits", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "jobs_started",
+    "jobs_finished", "jobs_dead", "busy_seconds", "away_seconds", "offers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,20 @@ class Account:
         elif kind is Joined:
             self.away_seconds += now - self.away.pop(record.client, 0.0)
             self.bytes_down += self.down_bytes if self.offers and not self.pulls else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """The sums, as JSON can hold them."""
+        sums: dict[str, Any] = {name: getattr(self, name) for name in SUMS}
+        sums |= {name: [*getattr(self, name).items()] for name in ("staleness", "participation", "away", "arrived")}
+        return sums | {"working": [[since, *begun] for since, begun in self.working.values()]}
+
+    def restore(self, sums: Mapping[str, Any]) -> None:
+        for name in SUMS:
+            setattr(self, name, sums[name])
+        self.staleness, self.participation = Counter(dict(sums["staleness"])), Counter(dict(sums["participation"]))
+        self.away = dict(sums["away"])
+        self.arrived = {tuple(job): steps for job, steps in sums["arrived"]}
+        self.working = {client: (since, Begun(client, *rest)) for since, client, *rest in sums["working"]}
 
     def idle_share(self) -> float:
         """The share of the clients' time (while they are there) in which they do not compute."""

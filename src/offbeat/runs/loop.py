@@ -9,9 +9,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +22,22 @@ from offbeat.errors import OffbeatError
 from offbeat.records import Row
 from offbeat.runs.account import Account
 from offbeat.runs.progress import Progress
+from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon
 from offbeat.runs.store import Store
+from offbeat.runs.stored import Checkpoint
 from offbeat.runs.target import SMOOTH, crossing, stop_reason
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.trace import difference
 
-History = tuple[list[dict[str, Any]], list[Row], float]  # metrics, trace rows and wall seconds of the part already run
+
+@dataclass(frozen=True)
+class History:
+    """The part of a run that is already there."""
+
+    point: Checkpoint
+    metrics: list[dict[str, Any]]
+    recorded: Iterable[Row]  # the trace up to the checkpoint
+    again: Callable[[], Iterable[Row]]  # the schedule from its beginning
 
 
 class Interrupted(OffbeatError):
@@ -111,9 +122,9 @@ def go(
     try:
         with engine.settings, loop.listening(horizon):
             if history is not None:
-                loop.skip(horizon, engine.version, history)
+                loop.skip(horizon, history)
             elif store is not None:
-                loop.save()
+                loop.save(horizon)
             ended = loop.run(horizon)
     except BadNumbers as error:
         ended, failure = f"stopped: {error}", error
@@ -130,8 +141,8 @@ def go(
     model = {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}
     if store is not None:
         counts = account.participation
+        loop.save(horizon)
         store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
-        loop.save(whole=True)
     outcome = Outcome(result, loop.metrics, model)
     if failure is not None:
         failure.outcome = outcome
@@ -178,34 +189,46 @@ class Loop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def skip(self, horizon: Horizon, version: int, history: History) -> None:
+    def skip(self, horizon: Horizon, history: History) -> None:
         """Run the schedule, without numerics, up to the checkpoint; it must be the schedule that was recorded."""
-        metrics, recorded, wall = history
-        self.began -= wall  # the seconds of the part already run
-        place = 0
+        facts, version = history.point.facts, self.engine.version
+        self.began -= facts["wall_seconds"]  # the seconds of the part already run
+        self.account.restore(facts["account"])
+        until = self.config.until
+        if version > until.get("commits", math.inf) or self.account.time > until.get("virtual_seconds", math.inf):
+            raise OffbeatError(f"this run has made {version} commits, beyond the limit given; give a further one")
+        digest = Digest() if self.store is None else self.store.digest
+        if facts["horizon"]:
+            restore_horizon(
+                horizon, history.point.tensors, facts["horizon"], version,
+                lambda: pass_rows(horizon, digest, facts["rows"][0], self.heed),
+            )  # fmt: skip
+        else:
+            self.pass_steps(horizon, digest, version)
+        if digest.value() != facts["rows"]:
+            problem = difference(history.recorded, islice(history.again(), facts["rows"][0]))
+            raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
+        self.metrics += history.metrics
+        self.saved = time.perf_counter()
+
+    def pass_steps(self, horizon: Horizon, digest: Digest, version: int) -> None:
+        """The same with a horizon that looks at every row."""
         for job in self.engine.results if version == 0 else ():
             horizon.computed(job)
-        while self.account.commits < version:
-            step = next(horizon, None)
-            if step is None:
-                raise OffbeatError(f"this run has made {version} commits, beyond the limit given; give a further one")
-            staleness = [self.account.commits - v for v in horizon.skipped(step.commit)]
-            problem = difference(step.rows, recorded[place : place + len(step.rows)])
-            if problem:
-                raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
-            place += len(step.rows)
-            self.note(step.rows, step.commit.jobs, staleness)
-            if self.stop:
-                raise Interrupted
+        for step in islice(horizon, version):
+            horizon.skipped(step.commit)
+            digest.add(step.rows)
+            self.heed()
         horizon.fill()
         for job in self.engine.results:
             horizon.computed(job)
         for client, number in [name for name in horizon.wanted if len(self.engine.last)]:
             if self.engine.has_moved(client, number):
                 horizon.computed((client, number))
-        self.metrics += metrics
-        if self.store is not None:
-            self.store.metrics += metrics
+
+    def heed(self) -> None:
+        if self.stop:
+            raise Interrupted
 
     def run(self, horizon: Horizon) -> str:
         if not self.metrics:
@@ -218,14 +241,14 @@ class Loop:
             done = next(commits, None)
             if done is None:
                 break
-            reason = self.take(done)
+            reason = self.take(done, horizon)
         if self.metrics[-1]["commit"] != self.account.commits:
             self.closing = self.account.commits
             self.look()
         self.settled = True
         return reason or self.reached() or self.limit_reached(horizon)
 
-    def take(self, done: Done) -> str | None:
+    def take(self, done: Done, horizon: Horizon) -> str | None:
         before = self.account.time
         self.note(done.step.rows, done.step.commit.jobs, done.staleness)
         if self.evaluate.due(done.version, before, done.step.time):
@@ -233,18 +256,18 @@ class Loop:
         self.settled = True
         if self.progress is not None:
             self.progress.show(self.account, self.metrics[-1])
-        if self.stop:
-            raise Interrupted
+        self.heed()
         if self.store is not None and time.perf_counter() - self.saved > self.config.checkpoint_seconds:
-            self.save()
+            self.save(horizon)
         return self.reached()
 
-    def save(self, whole: bool = False) -> None:
+    def save(self, horizon: Horizon) -> None:
         """Write a checkpoint."""
         assert self.store is not None
-        held, facts = self.engine.state()
+        tensors, facts = self.engine.state()
+        ahead, known = horizon_state(horizon, self.account.commits)
         spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began}
-        self.store.checkpoint(held, facts | spent, whole)
+        self.store.checkpoint(tensors | ahead, facts | spent | {"horizon": known, "account": self.account.state()})
         self.saved = time.perf_counter()
 
     def reached(self) -> str | None:
@@ -259,7 +282,7 @@ class Loop:
     def note(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         self.account.take(rows, jobs, staleness)
         if self.store is not None:
-            self.store.rows += rows
+            self.store.note(rows)
 
     def look(self) -> None:
         loss, accuracy = self.engine.evaluate()

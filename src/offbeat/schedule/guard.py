@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 
 from offbeat.errors import OffbeatError
@@ -191,8 +191,10 @@ def away_at_first(rows: Iterable[Row]) -> list[int]:
     return [record.client for _, record in takewhile(lambda row: isinstance(row[1], Left), rows)]  # type: ignore[union-attr]
 
 
-def feed(guard: Guard, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
+def feed(guard: Guard, rows: Iterable[Row]) -> Iterator[tuple[int, Row]]:
     """Tell a fresh guard what was recorded, row by row; a command that differs from the recorded one is an error.
+
+    The rows are passed twice.
 
     Restoring a conductor is no more than this. What it says after the last row is left in `guard.pending`.
     """
@@ -202,7 +204,7 @@ def feed(guard: Guard, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
     for place, (now, record) in enumerate(rows):
         if isinstance(record, COMMANDS):
             want = expected.pop() if expected else None
-            if want != record:
+            if want != record or type(want) is not type(record):
                 raise OffbeatError(f"replay: at row {place} ({now} s) the trace has {record}, the policy says {want}")
         elif place >= len(away):
             if expected and isinstance(record, HEARD):
@@ -216,7 +218,7 @@ def feed(guard: Guard, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
     guard.pending = expected[::-1]
 
 
-def restore(policy: Policy, clients: int, rng: random.Random, rows: Sequence[Row]) -> Guard:
+def restore(policy: Policy, clients: int, rng: random.Random, rows: Iterable[Row]) -> Guard:
     """The guard, and behind it the conductor, that has heard these rows; `rng` is as it was at the start."""
     guard = Guard(policy, clients, rng)
     for _ in feed(guard, rows):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from itertools import zip_longest
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import OffbeatError
 from offbeat.method import Policy
@@ -30,6 +32,15 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 COLUMNS = ("time", "kind", "client", "job", "version", "steps", "tag", "until", "jobs")
 
 
+# Where the fields of each record stand among the columns; the time of a `WakeAt` is in "until".
+PLACES = {kind: tuple(COLUMNS.index("until" if name == "time" else name) for name in kind._fields) for kind in NAMES}
+# For each column between kind and jobs the field that goes there; -1, the None behind the fields, if none does.
+FIELDS = {
+    kind: itemgetter(*(places.index(c) if c in places else -1 for c in range(2, len(COLUMNS) - 1)))
+    for kind, places in PLACES.items()
+}
+
+
 def flat(row: Row) -> tuple[Any, ...]:
     """One row as the values of `COLUMNS`; what a record does not have is None.
 
@@ -37,71 +48,79 @@ def flat(row: Row) -> tuple[Any, ...]:
     (1.5, 'commit', None, None, None, None, None, None, [3, 0, 4, 1])
     """
     time, record = row
-    fields: dict[str, Any] = record._asdict()
-    if "time" in fields:
-        fields["until"] = fields.pop("time")
-    if type(record) is Commit:
-        fields["jobs"] = [number for job in record.jobs for number in job]
-    return (time, NAMES[type(record)], *(fields.get(name) for name in COLUMNS[2:]))
+    kind = type(record)
+    jobs = [number for job in record.jobs for number in job] if isinstance(record, Commit) else None
+    return (time, NAMES[kind], *FIELDS[kind]((*record, None)), jobs)
 
 
 def unflat(values: Sequence[Any]) -> Row:
     """The inverse of `flat`."""
-    given = dict(zip(COLUMNS, values, strict=True))
-    kind = KINDS.get(given["kind"])
+    kind = KINDS.get(values[1])
     if kind is None:
-        raise OffbeatError(f"the trace has a row of unknown kind '{given['kind']}'; known: {', '.join(sorted(KINDS))}")
-    if given["until"] is not None:
-        return given["time"], kind(given["until"], given["tag"])
+        raise OffbeatError(f"the trace has a row of unknown kind '{values[1]}'; known: {', '.join(sorted(KINDS))}")
     if kind is Commit:
-        numbers = iter(given["jobs"])
-        return given["time"], Commit(tuple(zip(numbers, numbers, strict=True)))
-    record: Record = kind(*(given[name] for name in get_type_hints(kind)))
-    return given["time"], record
+        numbers = iter(values[-1])
+        return values[0], Commit(tuple(zip(numbers, numbers, strict=True)))
+    record: Record = tuple.__new__(kind, [values[place] for place in PLACES[kind]])
+    return values[0], record
 
 
 def difference(one: Iterable[Row], other: Iterable[Row]) -> str | None:
     """A sentence on the first row in which two traces differ, or None."""
-    a, b = list(one), list(other)
-    for place, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
+    for place, (left, right) in enumerate(zip_longest(one, other)):
+        if left is None or right is None:
+            return f"one trace ends after {place} rows, the other does not"
+        if not same(left, right):
             return f"row {place}: {left[1]} at {left[0]} s against {right[1]} at {right[0]} s"
-    if len(a) != len(b):
-        return f"one trace has {len(a)} rows, the other {len(b)}"
     return None
+
+
+def same(one: Row | None, other: Row) -> bool:
+    """Rows of two kinds may hold the same numbers."""
+    return one == other and one is not None and type(one[1]) is type(other[1])
+
+
+def last_begins(rows: Iterable[Row]) -> list[int]:
+    """For each version the last row in which a job begins from it, or -1."""
+    last = [-1]
+    for place, (_, record) in enumerate(rows):
+        if type(record) is Commit:
+            last.append(-1)
+        elif type(record) is Begun:
+            last[record.version] = place
+    return last
 
 
 class Replay:
     """A driver that reads arrivals from a trace. A command that differs from the recorded one ends it.
 
+    The rows are passed several times and never held. `last` is what `last_begins` says of them, where it is known.
     `beyond` is the driver that made the trace, where it can be run again: its rows must be those recorded, and it goes
     on behind their end, so that whoever looks ahead there sees what the run saw.
     """
 
     def __init__(
-        self, rows: Sequence[Row], policy: Policy, clients: int, rng: random.Random, beyond: Driver | None = None
-    ) -> None:
+        self, rows: Iterable[Row], policy: Policy, clients: int, rng: random.Random, last: Sequence[int] | None = None,
+        beyond: Driver | None = None,
+    ) -> None:  # fmt: skip
         self.rows = rows
         self.guard = Guard(policy, clients, rng)
+        self.last = last_begins(rows) if last is None else last
         self.beyond = beyond
-        # The oldest version that any later row begins from: what a version store must keep.
-        self.floors = [0] * (len(rows) + 1)
-        self.place = 0
-        oldest = sum(type(record) is Commit for _, record in rows)
-        for place in range(len(rows), -1, -1):
-            self.floors[place] = oldest
-            if place and isinstance(begun := rows[place - 1][1], Begun):
-                oldest = min(oldest, begun.version)
+        self.oldest = 0  # the oldest version that any later row begins from
 
     @property
     def floor(self) -> int:
-        return self.floors[self.place] if self.beyond is None else self.beyond.floor
+        """What a version store must keep."""
+        return self.oldest if self.beyond is None else self.beyond.floor
 
     def __iter__(self) -> Iterator[Row]:
         again = iter(() if self.beyond is None else self.beyond)
+        newest = len(self.last) - 1
         for place, row in feed(self.guard, self.rows):
-            self.place = place + 1
-            if self.beyond is not None and (other := next(again, None)) != row:
+            while self.oldest < newest and self.last[self.oldest] <= place:
+                self.oldest += 1
+            if self.beyond is not None and not same(other := next(again, None), row):
                 raise OffbeatError(f"replay: row {place} of the trace is {row}, the clock says {other}")
             yield row
         yield from again

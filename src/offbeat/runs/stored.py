@@ -1,0 +1,183 @@
+"""Reading a run directory: only what its manifest lists, and only if it is what was written there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbeat import toml
+from offbeat.errors import ConfigError, OffbeatError, StorageError
+from offbeat.records import Row
+from offbeat.runs.disk import read_tensors, text_digest
+from offbeat.runs.folder import refuse_links
+from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
+from offbeat.runs.tables import Source, StoredRows, batches, whole
+
+FREE = ("until", "targets", "checkpoint_seconds")  # keys that change neither schedule, nor numbers, nor metrics
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run can be taken up: its state, and the rows of trace and metrics that belong to it."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    facts: dict[str, Any]
+    trace: list[Part]
+    metrics: list[Part]
+
+
+class Stored:
+    """A run directory and its manifest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        manifest = read_manifest(path)
+        if manifest is None and (path / "config.toml").exists() and (path / "checkpoint.safetensors").exists():
+            raise OffbeatError(
+                f"{path} was written by an older Offbeat: it has no {NAME}, so nothing in it can be checked; "
+                f"run {path / 'config.toml'} again into another directory"
+            )
+        if manifest is None or manifest.kind != "run":
+            raise OffbeatError(f"there is no run in {path} (no {NAME} of one); give a directory that `run --out` left")
+        refuse_links(path)
+        self.manifest: Manifest = manifest
+
+    def check(self, *names: str) -> None:
+        """Refuse files that are not what was written; without names, any that is listed."""
+        problems = [self.manifest.damage(self.path, name) for name in names or self.manifest.files]
+        if wrong := [problem for problem in problems if problem]:
+            raise StorageError(f"{self.path} is damaged: {'; '.join(wrong)}")
+
+    def config(self, limits: bool) -> dict[str, Any]:
+        """The table of config.toml. What was edited there is refused by name; with `limits`, those may be."""
+        file = self.path / "config.toml"
+        problem = self.manifest.damage(self.path, "config.toml")
+        try:
+            table = toml.read(file)
+        except ConfigError as error:
+            raise StorageError(f"{error}; what the run was made with stands in {NAME}") from None
+        if problem is None:
+            return table
+        changed = changed_keys(toml.parse(self.manifest.config), table)
+        if fixed := [key for key in changed if not limits or key.partition(".")[0] not in FREE]:
+            raise OffbeatError(
+                f"{file} was changed since the run began ({', '.join(fixed)}), and the rest of the run would not fit; "
+                f"put back what stands in {NAME}, or begin a new run"
+            )
+        warnings.warn(f"{file} was changed: {', '.join(changed) or 'its text, but no value'}", stacklevel=2)
+        return table
+
+    def check_config(self, table: Mapping[str, Any]) -> None:
+        """Refuse a config, made with objects that were passed again, that is not the run's."""
+        if config_digest(table) != self.manifest.config_digest:
+            changed = changed_keys(toml.parse(self.manifest.config), toml.parse(toml.write(table)))
+            fixed = [key for key in changed if key.partition(".")[0] not in FREE]
+            raise OffbeatError(
+                f"the run in {self.path} was made with another {', '.join(fixed)}; pass what it was made with"
+            )
+
+    def checkpoint(self) -> Checkpoint:
+        """The newest checkpoint that is whole, with its part of the trace; whatever else is wrong is said."""
+        problems: list[str] = []
+        used: set[str] = {"config.toml"}
+        for name in reversed(self.manifest.checkpoints):
+            point, problem = self.read_checkpoint(name)
+            if point is not None:
+                break
+            problems.append(problem)
+            used.add(name)
+        else:
+            said = "; ".join(problems) or "it has none yet; begin it anew with --overwrite"
+            raise (StorageError if problems else OffbeatError)(
+                f"there is no checkpoint in {self.path} to go on from: {said}"
+            )
+        if problems:
+            problems.append(f"going on from the one before, {point.name}, at commit {point.facts['version']}")
+        used |= {name for name, _ in (*point.trace, *point.metrics)} | {point.name}
+        rest = [self.manifest.damage(self.path, name) for name in self.manifest.files if name not in used]
+        problems += [f"{problem}, and is made anew" for problem in rest if problem]
+        if problems:
+            warnings.warn(f"{self.path}: {'; '.join(problems)}", stacklevel=2)
+        return point
+
+    def read_checkpoint(self, name: str) -> tuple[Checkpoint, str] | tuple[None, str]:
+        problem = self.manifest.damage(self.path, name)
+        if problem:
+            return None, problem
+        tensors, facts = read_tensors(self.path / name)
+        if (facts.get("run"), facts.get("config")) != (self.manifest.run, self.manifest.config_digest):
+            return None, f"{name} belongs to another run"
+        trace, metrics = first(self.manifest.trace, facts["rows"][0]), first(self.manifest.metrics, facts["metrics"])
+        if trace is None or metrics is None:
+            return None, f"{name} belongs to a longer trace than there is"
+        for part, _ in (*trace, *metrics):
+            if problem := self.manifest.damage(self.path, part):
+                return None, problem
+        return Checkpoint(name, tensors, facts, trace, metrics), ""
+
+    def sources(self, kind: str) -> list[Source]:
+        return [(self.path / name, count) for name, count in getattr(self.manifest, kind)]
+
+    def rows(self) -> StoredRows:
+        return StoredRows(self.sources("trace"))
+
+
+def first(parts: list[Part], count: int) -> list[Part] | None:
+    """The parts that hold the first `count` rows, the last of them cut; None where there are fewer."""
+    enough: list[Part] = []
+    for name, rows in parts:
+        if count > 0:
+            enough.append([name, min(rows, count)])
+        count -= min(rows, count)
+    return enough if count == 0 else None
+
+
+def config_digest(table: Mapping[str, Any]) -> str:
+    """A digest of all of a config but its limits."""
+    return text_digest(toml.write({key: value for key, value in table.items() if key not in FREE}))
+
+
+def changed_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ, those of inner tables as table.key."""
+    plain: list[dict[str, str]] = []
+    for table in (one, other):
+        inner = {(k, i): v for k, t in table.items() for i, v in (t.items() if isinstance(t, dict) else [("", t)])}
+        plain.append({".".join(filter(None, key)): toml.value(value) for key, value in inner.items()})
+    return [key for key in {**plain[0], **plain[1]} if plain[0].get(key) != plain[1].get(key)]
+
+
+def read_trace(path: Path) -> list[Row]:
+    """The rows of a trace file, or of a run directory, finished or not."""
+    return list(StoredRows(sources(Path(path), "trace")))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [row for batch in batches(sources(Path(path), "metrics"), "metrics") for row in batch.to_pylist()]
+
+
+def sources(path: Path, kind: str) -> list[Source]:
+    if not path.is_dir():
+        return [whole(path)]
+    stored = Stored(path)
+    stored.check(*(name for name, _ in getattr(stored.manifest, kind)), "config.toml")
+    return stored.sources(kind)
+
+
+def read_model(path: Path) -> dict[str, torch.Tensor]:
+    """The model of a run directory, or of a file; one that a manifest lists must be what was written."""
+    path = Path(path)
+    if path.is_dir():
+        stored = Stored(path)
+        if not stored.manifest.finished:
+            raise OffbeatError(f"the run in {path} has not ended, so it has no model yet; resume it first")
+        path = path / "model.safetensors"
+        stored.check(path.name)
+    elif (beside := read_manifest(path.parent)) is not None and path.name in beside.files:
+        Stored(path.parent).check(path.name)
+    return read_tensors(path)[0]
