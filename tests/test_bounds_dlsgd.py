@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offbeat.assemble import build_method
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
 from offbeat.keys import generator
 from offbeat.meters import dlsgd
@@ -82,17 +82,17 @@ class Walk(NamedTuple):
 def walk(spec: dict[str, Any], task: Task, durations: Any, commits: int, seed: int = 0, inside: int = 1) -> Walk:
     """The versions that commits begin from; with `inside` = I also the clients' mean after 1 .. I - 1 local steps."""
     method = build_method(spec)
-    engine = LocalEngine(method, task, seed, torch.device("cpu"), "float64")
+    engine = Engine(method, task, seed, torch.device("cpu"), "float64")
     horizon = Horizon(VirtualClock(method.when, durations, generator(seed, "policy")), 256, commits)
-    models, late, model = [], 0, engine.server["model"]
+    models, late, model = [], 0, engine.server.state["model"]
     for done in engine.commits(horizon):
         models.append(model.numpy())
         late = max(late, *done.staleness)
         for steps in range(1, inside):
-            engine.versions[-1] = {"model": model}
+            engine.server.versions[-1] = {"model": model}
             jobs = [Begun(client, job, -1, steps) for client, job in done.step.commit.jobs]
             models.append((model - engine.solve(jobs).updates["delta"].mean(dim=0)).numpy())
-        model = engine.server["model"]
+        model = engine.server.state["model"]
     return Walk(np.array(models), late)
 
 

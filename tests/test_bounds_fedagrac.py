@@ -13,7 +13,7 @@ import torch
 
 import step_oracle as oracle
 from offbeat.assemble import build_method
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
 from offbeat.keys import generator
 from offbeat.meters import fedagrac
@@ -132,11 +132,11 @@ def variance(made: Any) -> float:
 def versions(made: Any, commits: int, seed: int, **method: Any) -> np.ndarray:
     """The models x_0 .. x_{T-1} of a run in which client i takes its own number of steps."""
     spec = build_method({"weights": "uniform", **method})
-    engine = LocalEngine(spec, made, seed, torch.device("cpu"), "float64")
+    engine = Engine(spec, made, seed, torch.device("cpu"), "float64")
     clock = VirtualClock(spec.when, times(CLIENTS, steps=COUNTS), generator(seed, "policy"))
-    models = [engine.server["model"].numpy().copy()]
+    models = [engine.server.state["model"].numpy().copy()]
     for _ in engine.commits(Horizon(clock, 256, commits, memory=bool(spec.what.local.remembers))):
-        models.append(engine.server["model"].numpy().copy())
+        models.append(engine.server.state["model"].numpy().copy())
     return np.array(models[:-1])
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from offbeat import Experiment, Task, keys, run
 from offbeat.assemble import build_method
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.engines.tiles import LADDER, TiledAdvance
 from offbeat.errors import ConfigError
 from offbeat.method import Local, Method, Rule
@@ -195,9 +195,9 @@ def dropping(p: float = 0.5) -> Task:
     return Task(module, functional.cross_entropy, (x, y), [range(10 * i, 10 * i + 10) for i in range(4)], batch_size=5)
 
 
-def engine(task: Task, mode: Any = "wave", precision: Any = "float64", steps: int = 3) -> LocalEngine:
+def engine(task: Task, mode: Any = "wave", precision: Any = "float64", steps: int = 3) -> Engine:
     method = build_method({"name": "local-sgd", "local_steps": steps, "client_lr": 0.1})
-    return LocalEngine(method, task, 0, torch.device("cpu"), precision, mode)
+    return Engine(method, task, 0, torch.device("cpu"), precision, mode)
 
 
 def test_masks_follow_from_the_job_alone() -> None:
@@ -323,7 +323,7 @@ def test_a_gpu_drops_the_same_channels() -> None:
     want = engine(channels()).solve(jobs).updates["delta"]
     method = build_method({"name": "local-sgd", "local_steps": 3, "client_lr": 0.1})
     for mode in ("wave", "twin"):
-        found = LocalEngine(method, channels(), 0, torch.device("cuda"), "float64", mode).solve(jobs).updates["delta"]
+        found = Engine(method, channels(), 0, torch.device("cuda"), "float64", mode).solve(jobs).updates["delta"]
         assert torch.allclose(found.cpu(), want, atol=1e-6)
 
 
@@ -337,11 +337,11 @@ def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, make: 
     for worth in (10**9, 1):
         monkeypatch.setattr("offbeat.engines.tiles.WORTH", worth)
         monkeypatch.setattr("offbeat.engines.tiles.ALONE", 1)
-        ours = LocalEngine(method, make(), 0, torch.device("cpu"), threads=2)
+        ours = Engine(method, make(), 0, torch.device("cpu"), threads=2)
         before = torch.get_num_threads()
         outcomes[worth] = [ours.solve(jobs) for _ in range(12)]  # the later ones are cut into equal tiles
         assert torch.get_num_threads() == before
-        assert {clients for clients, _ in ours.advance.steps} == ({1, 2} if worth == 1 else set())
+        assert {clients for clients, _ in ours.solver.advance.steps} == ({1, 2} if worth == 1 else set())
     for plain, traced in zip(*outcomes.values(), strict=True):
         assert torch.equal(traced.updates["delta"], plain.updates["delta"])
         assert torch.equal(traced.losses, plain.losses)
@@ -364,13 +364,13 @@ def test_a_carry_may_keep_the_old_iterate(monkeypatch: pytest.MonkeyPatch) -> No
     )
     rule = Rule(local, lambda state, updates, cohort: state, lambda model: {"model": model})
     made = Method("behind", build_method("local-sgd").when, rule)
-    ours, twin = (LocalEngine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
+    ours, twin = (Engine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
     jobs = [Begun(client, 0, 0, 3) for client in range(4)]
     want = twin.solve(jobs).updates["delta"]
     assert want.norm() > 0
     for _ in range(4):
         assert torch.allclose(ours.solve(jobs).updates["delta"], want, atol=1e-12)
-    assert ours.advance.steps
+    assert ours.solver.advance.steps
 
 
 def test_tiles_come_in_few_sizes() -> None:

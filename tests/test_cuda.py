@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from offbeat import Experiment, Task, run
 from offbeat.assemble import build_method
-from offbeat.engines.graphs import GraphAdvance
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.captured import GraphAdvance
+from offbeat.engines.engine import Engine
 from offbeat.numerics import wave as numerics
 from offbeat.records import Begun
 from offbeat.tasks.models import build as build_model
@@ -33,15 +33,15 @@ def task(model: str = "dlsgd-cnn", clients: int = 20) -> Task:
 def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str, precision: Any) -> None:
     """In float32 single jobs may cross a kink of ReLU or pooling by rounding and part; most must agree."""
     method = build_method({"name": "local-sgd", "local_steps": 23, "client_options": {"momentum": 0.9}})
-    engine = LocalEngine(method, task(model), 0, torch.device("cuda"), precision)
+    engine = Engine(method, task(model), 0, torch.device("cuda"), precision)
     jobs = [Begun(client, client % 3, 0, 23 if client % 4 else 12) for client in range(17)]
-    assert isinstance(engine.advance, GraphAdvance)
-    first, *_, graphs = (engine.solve(jobs) for _ in range(4))
-    assert any(size.graphs for size in engine.advance.graphs.values())
+    assert isinstance(engine.solver.advance, GraphAdvance)
+    first, *_, graphs = (engine.solve(jobs) for _ in range(6))
+    assert any(size.graphs for size in engine.solver.advance.graphs.values())
     assert torch.equal(first.updates["delta"], graphs.updates["delta"])  # not captured yet, and captured
-    engine.advance = numerics.advance
+    engine.solver.advance = numerics.advance
     plain = engine.solve(jobs)
-    engine.mode = "twin"
+    engine.solver.rung = "one by one"
     slow = engine.solve(jobs).updates["delta"]
     assert torch.allclose(graphs.updates["delta"], plain.updates["delta"], rtol=0, atol=1e-6)
     off = (graphs.updates["delta"] - slow).norm(dim=1) / slow.norm(dim=1)

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from offbeat import Experiment, Task, run
 from offbeat.assemble import build_method
-from offbeat.engines.graphs import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
-from offbeat.engines.local import BadNumbers, LocalEngine, pick_device
+from offbeat.engines.captured import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
+from offbeat.engines.engine import BadNumbers, Engine, pick_device
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.keys import generator
 from offbeat.records import Begun, Overwritten
@@ -36,14 +36,14 @@ def test_updates_that_nobody_consumes_are_never_computed() -> None:
 
 def test_asynchronous_jobs_are_computed_together() -> None:
     engine, _ = play({"name": "fedbuff", "buffer_size": 2, "local_steps": 2}, quadratic_world(), times(8), commits=60)
-    assert engine.jobs_computed / engine.waves > 4  # commits hold 2; waves hold many more
+    assert engine.jobs_computed / engine.solver.waves > 4  # commits hold 2; waves hold many more
 
 
 def test_versions_are_let_go() -> None:
     for name in ("fedbuff", "dlsgd-homo", "dlsgd-hetero", "local-sgd"):
         size = {"buffer_size": 2} if name == "fedbuff" else {"n": 2}
         engine, _ = play({"name": name, **size}, quadratic_world(), times(8), commits=120)
-        assert len(engine.versions) < 60
+        assert len(engine.server.versions) < 60
         assert len(engine.results) <= 30
 
 
@@ -85,33 +85,40 @@ def test_nan_stops_the_run_and_keeps_what_was_committed() -> None:
     nn.init.constant_(model.weight, 10.0)
     task = small_task(model, x)
     made = build_method({"name": "local-sgd", "n": 1, "local_steps": 4, "client_lr": 1.0})
-    engine = LocalEngine(made, task, 0, torch.device("cpu"))
+    engine = Engine(made, task, 0, torch.device("cpu"))
     clock = VirtualClock(made.when, times(4), generator(0, "policy"))
     good: list[Any] = []
     with pytest.raises(BadNumbers, match=r"client 1, version \d+: (the loss at|its update).* is not finite"):
         good.extend(engine.commits(Horizon(clock, 64, 50)))
-    assert bool(engine.server["model"].isfinite().all())
+    assert bool(engine.server.state["model"].isfinite().all())
     assert 0 < engine.version < 50
-    assert 1 in {job.client for job in (r.begun for r in engine.results.values())}
+    assert 1 in {job.client for job in (r.job for r in engine.results.values())}
 
 
 def test_out_of_memory_halves_the_wave_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = play({"name": "local-sgd", "n": 8}, quadratic_world(), times(8), commits=10)
     made = build_method({"name": "local-sgd", "n": 8})
-    engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
-    solve = engine.solve
+    engine = Engine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    way = engine.solver.way
 
-    def short_of_memory(jobs: Any) -> Any:
+    def short_of_memory(starts: Any, jobs: Any) -> Any:
         if len(jobs) > 3:
             raise torch.OutOfMemoryError("no room")
-        return solve(jobs)
+        return way(starts, jobs)
 
-    monkeypatch.setattr(engine, "solve", short_of_memory)
+    monkeypatch.setattr(engine.solver, "way", short_of_memory)
     with pytest.warns(UserWarning, match="waves are cut to"):
         list(engine.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
-    assert engine.limit == 2
-    assert torch.allclose(engine.server["model"], whole.server["model"], atol=1e-12)
-    monkeypatch.setattr(engine, "solve", lambda jobs: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    assert engine.solver.limit == 2
+    assert torch.allclose(engine.server.state["model"], whole.server.state["model"], atol=1e-12)
+    assert engine.solver.record == [(0, "limit", 4), (0, "limit", 2)]
+    follower = Engine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    follower.follow(engine.state()[1])
+    list(follower.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
+    assert torch.equal(engine.server.state["model"], follower.server.state["model"])  # cut at the same places
+    assert follower.solver.waves == engine.solver.waves
+    engine = Engine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    monkeypatch.setattr(engine.solver, "way", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(OffbeatError, match="one job alone does not fit"), pytest.warns(UserWarning, match="cut"):
         list(engine.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
 
@@ -119,9 +126,9 @@ def test_out_of_memory_halves_the_wave_and_goes_on(monkeypatch: pytest.MonkeyPat
 def test_a_memory_limit_cuts_waves() -> None:
     task = quadratic_world()
     made = build_method({"name": "local-sgd", "n": 8})
-    tiny = LocalEngine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1e-9)
-    assert tiny.limit == 1
-    assert LocalEngine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1.0).limit > 1000
+    tiny = Engine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1e-9)
+    assert tiny.solver.limit == 1
+    assert Engine(made, task, 0, torch.device("cpu"), "float64", memory_gib=1.0).solver.limit > 1000
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x"])
@@ -196,13 +203,13 @@ def test_padded_buffers_and_unrolled_steps_change_nothing(batch: int | None) -> 
     shards = [range(6 * i, 6 * i + (6 if i % 2 else 3)) for i in range(11)]
     task = Task(nn.Linear(3, 2), functional.cross_entropy, (x, y), shards, batch_size=batch)
     made = build_method({"name": "local-sgd", "local_steps": 2, "client_options": {"momentum": 0.9}})
-    engine = LocalEngine(made, task, 0, torch.device("cpu"), "float64")
-    plain, eager = engine.advance, Eager()
+    engine = Engine(made, task, 0, torch.device("cpu"), "float64")
+    plain, eager = engine.solver.advance, Eager()
     for size in (1, 3, 5, 11, 7, 3, 3):
         jobs = [Begun(client, size, 0, (23, 10, 4)[client % 3]) for client in range(size)]
-        engine.advance = plain
+        engine.solver.advance = plain
         one = engine.solve(jobs)
-        engine.advance = eager
+        engine.solver.advance = eager
         two = engine.solve(jobs)
         assert torch.allclose(one.updates["delta"], two.updates["delta"], rtol=0, atol=1e-13)
         assert torch.allclose(one.losses, two.losses, rtol=0, atol=1e-13)
@@ -213,10 +220,10 @@ def test_padded_buffers_and_unrolled_steps_change_nothing(batch: int | None) -> 
 
 def test_a_size_that_keeps_coming_gets_a_graph_of_its_own() -> None:
     engine, _ = play({"name": "local-sgd", "n": 7}, quadratic_world(), times(8), commits=1)
-    engine.advance = Eager()
+    engine.solver.advance = Eager()
     for number in range(OFTEN):
         engine.solve([Begun(client, number, 1, 2) for client in range(7)])
-    assert {size for size, _ in engine.advance.graphs} == {padded(7), 7}
+    assert {size for size, _ in engine.solver.advance.graphs} == {padded(7), 7}
 
 
 @given(ready=st.integers(1, 2000), data=st.data())

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import hybrid_oracle as oracle
 from offbeat import Experiment, replay, resume, run
 from offbeat.assemble import build_method
-from offbeat.engines.local import BadNumbers, LocalEngine
+from offbeat.engines.engine import BadNumbers, Engine
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.numerics.blocks import Blocks, Mixer
@@ -206,15 +206,15 @@ def test_gossip_sgd(drawn: Any, phases: int, every: int, g: int, mode: str) -> N
         "name": "gossip-sgd", "local_steps": tau, "client_lr": 0.15, "gossip_every": every, "gossip_rounds": g,
     }  # fmt: skip
     engine, _ = play(spec, world.task, world.times, 3, mode=mode, clusters=world.spec)
-    close(engine.server["model"], np.mean(devices, axis=0))
+    close(engine.server.state["model"], np.mean(devices, axis=0))
     close(own_models(engine)[world.members[0]], devices)
 
 
-def own_models(engine: LocalEngine) -> np.ndarray:
+def own_models(engine: Engine) -> np.ndarray:
     """Each device's own model, by client."""
-    assert engine.memory is not None
-    everyone = torch.arange(engine.problem.samples.clients)
-    return (engine.server["origin"] + engine.memory.read(("moved",), everyone)["moved"]).numpy()
+    assert engine.solver.memory is not None
+    everyone = torch.arange(engine.solver.problem.samples.clients)
+    return (engine.server.state["origin"] + engine.solver.memory.read(("moved",), everyone)["moved"]).numpy()
 
 
 @settings(max_examples=12, deadline=None)
@@ -257,7 +257,7 @@ def test_async_hl_sgd(
     engine, done = play(spec, world.task, world.times, 8, mode=mode, clusters=world.spec)
     assert [list(commit.step.commit.jobs) for commit in done] == jobs
     assert [commit.staleness for commit in done] == ages
-    close(engine.server["model"], expected)
+    close(engine.server.state["model"], expected)
 
 
 def test_a_buffer_of_one_counts_a_cluster_by_its_devices() -> None:
@@ -379,7 +379,7 @@ def only_gossip(w: np.ndarray, pull: np.ndarray, commits: int) -> list[np.ndarra
     models = []
     for _ in engine.commits(Horizon(clock, 1, commits, memory=True)):
         models.append(own_models(engine) - 1.0)
-        close(engine.server["model"], 1.0 + models[-1].mean(axis=0), 1e-13)
+        close(engine.server.state["model"], 1.0 + models[-1].mean(axis=0), 1e-13)
     return models
 
 
@@ -419,7 +419,7 @@ def test_gossip_sgd_does_not_depend_on_how_its_steps_are_cut(graph: str) -> None
         spec |= {"gossip_rounds": 0} if graph == "unlinked" else {}
         engine, _ = play(spec, task, times(1), commits, clusters=clusters)
         models.append(own_models(engine))
-        close(engine.server["model"], models[-1].mean(axis=0), 1e-13)
+        close(engine.server.state["model"], models[-1].mean(axis=0), 1e-13)
         close(models[-1], models[0], 1e-12)
     assert np.abs(models[0] - models[0].mean(axis=0)).max() > 0.01
 
@@ -532,7 +532,7 @@ def test_with_a_constant_rate_gossip_sgd_ends_beside_the_optimum() -> None:
     engine, _ = play(spec, exact(7), times(1), 10, clusters=1)
     close(own_models(engine), limit, 1e-10)
     best = optimum(matrices, linear)
-    assert np.abs(engine.server["model"].numpy() - best).max() > 1e-3
+    assert np.abs(engine.server.state["model"].numpy() - best).max() > 1e-3
     finer = oracle.gossip_limit(matrices, linear, w, 0.001).mean(axis=0)
     assert np.abs(finer - best).max() < 0.05 * np.abs(limit.mean(axis=0) - best).max()
 
@@ -563,10 +563,10 @@ def test_how_waves_are_cut_does_not_matter(name: str) -> None:
     models = []
     for limit in (1, 3, 100):
         engine = engine_of(made, task, durations, clusters=clusters)
-        engine.limit = limit
+        engine.solver.limit = limit
         clock = VirtualClock(made.when, durations, generator(0, "policy"))
         list(engine.commits(Horizon(clock, 64, 4, memory=bool(made.what.local.remembers))))
-        models.append(engine.server["model"].numpy())
+        models.append(engine.server.state["model"].numpy())
         close(models[-1], models[0], 1e-12)
 
 
@@ -618,10 +618,10 @@ def test_a_run_in_float32_keeps_the_mean() -> None:
     pull = np.random.default_rng(3).standard_normal((8, 40))
     made = build_method({"name": "gossip-sgd", "local_steps": 1, "client_lr": STAY})
     blocks = engine_of(made, constant_pull(pull), times(1), clusters=1).blocks
-    engine = LocalEngine(made, constant_pull(pull), 0, torch.device("cpu"), "float32", blocks=blocks)
+    engine = Engine(made, constant_pull(pull), 0, torch.device("cpu"), "float32", blocks=blocks)
     clock = VirtualClock(made.when, times(1), generator(0, "policy"))
     list(engine.commits(Horizon(clock, 64, 12, memory=True)))
-    close(engine.server["model"], 1 + pull.mean(axis=0), 5e-7)
+    close(engine.server.state["model"], 1 + pull.mean(axis=0), 5e-7)
     w = oracle.metropolis_hastings(oracle.neighbours("ring", 8)[0])
     close(own_models(engine), 1 + np.linalg.matrix_power(w, 12) @ pull, 2e-6)
 

@@ -77,8 +77,8 @@ def test_how_jobs_are_cut_into_waves_does_not_matter(name: str) -> None:
     whole, _ = play(made, world(name), WORLD)
     for limit in (1, 2, 3):
         engine, _ = play_limited(made, world(name), limit)
-        assert torch.allclose(whole.server["model"], engine.server["model"], rtol=0, atol=1e-12)
-        assert engine.waves >= whole.waves
+        assert torch.allclose(whole.server.state["model"], engine.server.state["model"], rtol=0, atol=1e-12)
+        assert engine.solver.waves >= whole.waves
 
 
 def horizon(made: Any, driver: Any) -> Horizon:
@@ -87,7 +87,7 @@ def horizon(made: Any, driver: Any) -> Horizon:
 
 def play_limited(made: Any, task: Any, limit: int) -> Any:
     engine = engine_of(made, task, WORLD)
-    engine.limit = limit
+    engine.solver.limit = limit
     clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
     return engine, list(engine.commits(horizon(made, clock)))
 
@@ -189,8 +189,8 @@ def test_replay_of_a_trace_gives_the_same_bits(name: str) -> None:
     replayed = engine_of(made, world(name), WORLD)
     driver = Replay(rows, made.when, 8, generator(0, "policy"))
     assert len(list(replayed.commits(horizon(made, driver)))) == 30
-    assert torch.equal(replayed.server["model"], engine.server["model"])
-    assert torch.equal(again.server["model"], engine.server["model"])
+    assert torch.equal(replayed.server.state["model"], engine.server.state["model"])
+    assert torch.equal(again.server.state["model"], engine.server.state["model"])
 
 
 # ---- special cases of the papers ----------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_dlsgd_hetero_without_delay_is_generalised_fedavg() -> None:
     hetero, done = play({"name": "dlsgd-hetero", **common}, task, instant, commits=25)
     fedavg, _ = play({"name": "local-sgd", "replacement": True, **common}, task, instant, commits=25)
     assert all(staleness == 0 for commit in done for staleness in commit.staleness)
-    assert torch.allclose(hetero.server["model"], fedavg.server["model"], rtol=0, atol=1e-12)
+    assert torch.allclose(hetero.server.state["model"], fedavg.server.state["model"], rtol=0, atol=1e-12)
 
 
 def one_sample_world() -> Any:
@@ -228,7 +228,7 @@ def test_fedbuff_with_a_buffer_of_one_is_plain_asynchronous_sgd() -> None:
     spec = {"name": "fedbuff", "buffer_size": 1, "local_steps": 2, "client_lr": 0.1}
     engine, done = play(spec, one_sample_world(), WORLD, commits=60)
     assert [commit.step.commit.jobs[0][0] for commit in done] == history
-    assert np.allclose(engine.server["model"].numpy(), w, rtol=0, atol=1e-12)
+    assert np.allclose(engine.server.state["model"].numpy(), w, rtol=0, atol=1e-12)
 
 
 def test_fedavg_of_quadratics_follows_its_closed_form() -> None:
@@ -260,7 +260,7 @@ def test_fedasync_with_full_mixing_takes_the_clients_model() -> None:
     y = np.ones(4)
     for _ in range(2):
         y = y - 0.1 * (matrices[client] @ y - linear[client])
-    assert np.allclose(engine.server["model"].numpy(), y, atol=1e-12)
+    assert np.allclose(engine.server.state["model"].numpy(), y, atol=1e-12)
 
 
 def test_size_weights_are_proportional_to_the_shards() -> None:

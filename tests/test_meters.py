@@ -211,7 +211,7 @@ def test_the_schedule_is_that_of_the_run(method: str) -> None:
 def test_groups_that_fit_do_not_change_what_is_measured() -> None:
     built = build(replace(DIGITS, precision="float64"))
     engine = built.engine()
-    x = engine.problem.model.initial()
+    x = engine.solver.problem.model.initial()
     found = []
     for limit in (3, 10):
         meter = gauge_of(engine, 0, 30)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
-from offbeat.engines.local import BadNumbers, LocalEngine
+from offbeat.engines.engine import BadNumbers, Engine
 from offbeat.methods import METHODS
 from offbeat.runs import store
 from offbeat.runs.loop import Interrupted, Loop
@@ -176,7 +176,7 @@ def test_an_interrupt_at_any_moment_leaves_a_run_that_resumes(
 ) -> None:
     straight = run(experiment())
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, name, raising_at(getattr(LocalEngine, name), number))
+        patch.setattr(Engine, name, raising_at(getattr(Engine, name), number))
         with pytest.raises(Interrupted):
             run(experiment(), tmp_path)
     resumed = resume(tmp_path)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat.assemble import build_method
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
 from offbeat.records import Begun
 from offbeat.tasks.models import MODELS, CentreCrop, CropFlip, build
@@ -323,7 +323,7 @@ def test_a_wave_of_these_networks_equals_the_twin(name: str, shape: tuple[int, .
     method = build_method({"name": "local-sgd", "local_steps": 3, "client_lr": 0.1})
     jobs = [Begun(client, client, 0, 3) for client in range(3)]
     wave, twin = (
-        LocalEngine(method, task, 0, torch.device("cpu"), "float64", mode).solve(jobs).updates["delta"]
+        Engine(method, task, 0, torch.device("cpu"), "float64", mode).solve(jobs).updates["delta"]
         for mode in ("wave", "twin")
     )
     assert wave.shape == (3, parameters(task.model))

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from offbeat import Experiment, Task, compare, run
 from offbeat.assemble import build, build_method
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.records import Arrived, Begun, Commit, Joined, Left, Start
@@ -75,7 +75,7 @@ def test_whole_shards_of_unequal_size_are_exact_for_any_loss(loss: Any, norm: nn
     layers = [nn.Linear(4, 3), *([norm] if norm else [])]
     task = whole_shards(loss, nn.Sequential(*layers))
     spec = {"name": "local-sgd", "n": None, "local_steps": 3, "client_lr": 0.01}
-    one, two = (play(spec, task, times(5), 3, mode=mode)[0].server["model"] for mode in ("wave", "twin"))
+    one, two = (play(spec, task, times(5), 3, mode=mode)[0].server.state["model"] for mode in ("wave", "twin"))
     assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
@@ -113,9 +113,9 @@ def test_the_horizon_counts_just_the_versions_that_known_jobs_need() -> None:
 def test_versions_are_let_go_under_heavy_tailed_downloads() -> None:
     fleet = build_fleet("uniform", 8, latency=0.02, jitter={"law": "lognormal", "median": 1.0, "sigma": 1.0})
     made = build_method({"name": "dlsgd-homo", "n": 2, "local_steps": 2})
-    engine = LocalEngine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    engine = Engine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
     clock = VirtualClock(made.when, fleet.durations(0, 0, 0), generator(0, "policy"))
-    most = max(len(engine.versions) for _ in engine.commits(Horizon(clock, 128, 600)))
+    most = max(len(engine.server.versions) for _ in engine.commits(Horizon(clock, 128, 600)))
     assert most < 250  # of 600
 
 

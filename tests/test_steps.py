@@ -81,7 +81,7 @@ def test_fedagrac_sampled(name: str, saving: bool) -> None:
     drawn = [[client for client, _ in commit.step.commit.jobs] for commit in done]
     assert any(sorted(a) != sorted(b) for a, b in itertools.pairwise(drawn))
     expected = oracle.fedagrac(*world(WEIGHTS), 0.03, 0.7, VARIANTS[name], ROUNDS, participants=drawn)[-1]
-    close(engine.server["model"].numpy(), expected)
+    close(engine.server.state["model"].numpy(), expected)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -92,7 +92,7 @@ def test_scaffold(option: str, weights: Any, parts: list[float]) -> None:
         engine, done = play(spec, task(), WORLD, commits=ROUNDS)
         drawn = [[client for client, _ in commit.step.commit.jobs] for commit in done]
         expected = oracle.scaffold(*world(parts), 0.03, ROUNDS, len(option), 0.8, participants=drawn)[-1]
-        close(engine.server["model"].numpy(), expected)
+        close(engine.server.state["model"].numpy(), expected)
 
 
 @pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.6, 0.0), (0.0, 0.5), (0.6, 0.5)])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offbeat import Task, keys
 from offbeat.engines import tiles
-from offbeat.engines.graphs import GraphAdvance
+from offbeat.engines.captured import GraphAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.numerics import local
 from offbeat.numerics.draws import Keyed
@@ -141,11 +141,14 @@ def test_captured_waves_are_the_twin(name: str, width: int) -> None:
     if name in ALONE:
         pytest.skip("runs one client after another")
     p = problem(caged(ZOO[name], width))
-    want = twin(p, {"model": p.model.initial().repeat(len(JOBS), 1)}, JOBS)
     there = Problem(p.model.to("cuda"), p.samples.to("cuda"), p.local, p.seed)
     start = {"model": there.model.initial().repeat(len(JOBS), 1)}
-    for how in (wave(there, start, JOBS), wave(there, start, JOBS, GraphAdvance())):
-        assert error(how.updates["delta"].cpu(), want.updates["delta"]) < 1e-10
+    want = twin(there, start, JOBS)  # not the processor's: PyTorch's own kernels differ there by more than rounding
+    advance = GraphAdvance()
+    advance.worth = 1
+    for how in (wave(there, start, JOBS), *(wave(there, start, JOBS, advance) for _ in range(3))):
+        assert error(how.updates["delta"], want.updates["delta"]) < 1e-10
+    assert any(size.graphs for size in advance.graphs.values())
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -11,7 +11,7 @@ import torch
 
 from offbeat import clusters as clustering
 from offbeat.assemble import build_method
-from offbeat.engines.local import Done, LocalEngine
+from offbeat.engines.engine import Done, Engine
 from offbeat.fleets.make import build
 from offbeat.keys import generator
 from offbeat.method import Method
@@ -76,7 +76,7 @@ def quadratic_world(clients: int = 8, dimension: int = 4, noise: float = 0.5, sa
 
 def engine_of(
     made: Method, task: Task, durations: Any, mode: Any = "wave", seed: int = 0, clusters: Any = None
-) -> LocalEngine:
+) -> Engine:
     """An engine in float64 on the CPU. Under a hybrid policy those whose times are given are clusters: rings of the
     task's clients, of unequal sizes where the clients allow it, or as `clusters` says."""
     blocks = None
@@ -85,13 +85,13 @@ def engine_of(
         sizes = np.diff([0, *ends, task.clients]).tolist()
         fleet = build("equal", task.clients, clusters=clusters or {"sizes": sizes})
         blocks = clustering.blocks(fleet, made.when, seed)
-    return LocalEngine(made, task, seed, torch.device("cpu"), "float64", mode, blocks=blocks)
+    return Engine(made, task, seed, torch.device("cpu"), "float64", mode, blocks=blocks)
 
 
 def play(
     method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, mode: Any = "wave", seed: int = 0,
     clusters: Any = None,
-) -> tuple[LocalEngine, list[Done]]:  # fmt: skip
+) -> tuple[Engine, list[Done]]:  # fmt: skip
     """Run a method in float64 on the CPU and give back the engine and its commits."""
     made = method if isinstance(method, Method) else build_method(method)
     engine = engine_of(made, task, durations, mode, seed, clusters)
@@ -102,4 +102,4 @@ def play(
 def final(
     method: Method | dict[str, Any], task: Task, durations: Any, commits: int = 30, **options: Any
 ) -> torch.Tensor:
-    return play(method, task, durations, commits, **options)[0].server["model"]
+    return play(method, task, durations, commits, **options)[0].server.state["model"]

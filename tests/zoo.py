@@ -279,14 +279,14 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "alpha dropout": lambda w: Animal(seq(nn.Linear(w, w), nn.SELU(), nn.AlphaDropout(0.3)), (w,)),
     "feature alpha dropout": lambda w: Animal(seq(nn.Conv1d(2, w, 2), nn.FeatureAlphaDropout(0.3)), (2, 5)),
     "torch.dropout": lambda w: Animal(Own(lambda m, x: torch.dropout(m.parts[0](x), 0.3, True), nn.Linear(w, w)), (w,)),
-    "noise": lambda w: Animal(Own(lambda m, x: m.parts[0](x + 0.1 * torch.randn_like(x) * torch.rand(w)), nn.Linear(w, w)),
-                              (w,)),
+    "noise": lambda w: Animal(Own(lambda m, x: m.parts[0](x + 0.1 * torch.randn_like(x)
+                                            * torch.rand(w, device=x.device)), nn.Linear(w, w)), (w,)),
     "noise in place": lambda w: Animal(Own(lambda m, x: m.parts[0](x) + torch.empty_like(x).normal_(0, 0.1).clamp_(-1)
                                            + torch.empty_like(x).uniform_(-1, 1), nn.Linear(w, w)), (w,)),
     "coins": lambda w: Animal(Own(lambda m, x: m.parts[0](x) * torch.bernoulli(torch.full_like(x, 0.5)), nn.Linear(w, w)),
                               (w,)),
-    "shuffled": lambda w: Animal(Own(lambda m, x: m.parts[0](x[:, torch.randperm(w)]) * torch.randint(1, 4, (w,)),
-                                     nn.Linear(w, w)), (w,)),
+    "shuffled": lambda w: Animal(Own(lambda m, x: m.parts[0](x[:, torch.randperm(w, device=x.device)])
+                                     * torch.randint(1, 4, (w,), device=x.device), nn.Linear(w, w)), (w,)),
     "normal law": lambda w: Animal(Own(lambda m, x: torch.distributions.Normal(m.parts[0](x), 0.3, False).rsample(),
                                        nn.Linear(w, w)), (w,)),
     "rrelu": lambda w: Animal(seq(nn.Linear(w, w), nn.RReLU()), (w,)),

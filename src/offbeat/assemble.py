@@ -12,8 +12,9 @@ import torch
 
 from offbeat import clusters
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
-from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
+from offbeat.engines.engine import Engine, Precision, pick_device
 from offbeat.engines.memory import Choice, chosen_place
+from offbeat.engines.solver import Mode
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
@@ -62,9 +63,9 @@ class Built:
         """Whom the schedule speaks of: clients, or clusters."""
         return units(self.task, self.method.when, self.fleet)
 
-    def account(self, engine: LocalEngine) -> Account:
+    def account(self) -> Account:
         rule, one = self.method.what, self.vector_bytes
-        size, batch = engine.problem.samples.sizes, self.task.batch_size
+        size, batch = [len(shard) for shard in self.task.shards], self.task.batch_size
         each = size if batch is None else [batch] * len(size)
         crowd = clusters.crowd(self.fleet, self.hybrid, self.experiment.seed, one) if self.hybrid else None
         if crowd is not None:
@@ -108,10 +109,10 @@ class Built:
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
-    def engine(self) -> LocalEngine:
+    def engine(self) -> Engine:
         e = self.experiment
         device = pick_device(e.device)
-        return LocalEngine(
+        return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
             blocks=clusters.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from offbeat.bench import Settings as Bench
 from offbeat.bench import bench as run_bench
 from offbeat.compare import compare as run_comparison
 from offbeat.config import POLICIES, Experiment, split_name
-from offbeat.engines.local import BadNumbers
+from offbeat.engines.engine import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, StorageError, unknown
 from offbeat.experiment import repeat as repeat_run
 from offbeat.experiment import resume as resume_run

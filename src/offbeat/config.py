@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from offbeat import toml
-from offbeat.engines.local import Mode, Precision
+from offbeat.engines.engine import Precision
 from offbeat.engines.memory import Choice
+from offbeat.engines.solver import Mode
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment
-from offbeat.engines.local import LocalEngine
+from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.experiment import run
 from offbeat.meters import curvature, dlsgd
@@ -118,11 +118,11 @@ def measure(
         )
         x = flat_of(engine, trained.model, "the trained model")
     else:
-        x = engine.problem.model.initial()
+        x = engine.solver.problem.model.initial()
         notes.append("measured at the untrained model; the estimators want one near convergence (train, checkpoint)")
     began = time.perf_counter()
-    engine.server["model"] = x
-    loss, accuracy = engine.evaluate()
+    engine.server.state["model"] = x
+    metrics = engine.evaluate()
     gauge = gauge_of(engine, experiment.seed, effort.samples)
     if progress is not None:
         expected = effort.passes(gauge)
@@ -141,29 +141,29 @@ def measure(
         notes += error.problems
     batch = built.task.batch_size
     found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
-    plan = schedule_of(built, effort.commits, engine)
+    plan = schedule_of(built, effort.commits)
     start = gauge.value(x)
     constants = constants_of(built, found, apart, start)
     if start < 0:
         notes.append("the loss is negative here, so it says nothing of f(x) - min f: no gap for the theorems")
     return Measured(
-        tuple(found), constants, plan, verdict(found), loss, accuracy, gauge.passes, time.perf_counter() - began,
-        tuple(notes),
+        tuple(found), constants, plan, verdict(found), metrics["loss"], metrics["accuracy"], gauge.passes,
+        time.perf_counter() - began, tuple(notes),
     )  # fmt: skip
 
 
-def gauge_of(engine: LocalEngine, seed: int, samples: int | None) -> Gauge:
+def gauge_of(engine: Engine, seed: int, samples: int | None) -> Gauge:
     """A gauge whose groups fit into the memory that the engine may use."""
-    problem = engine.problem
-    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=engine.advance)
-    budget = bytes_per_job(problem) * engine.limit
+    problem = engine.solver.problem
+    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=engine.solver.advance)
+    budget = bytes_per_job(problem) * engine.solver.limit
     gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
     return gauge
 
 
-def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tensor:
+def flat_of(engine: Engine, tensors: dict[str, Tensor], where: str) -> Tensor:
     """A stored model as a flat vector; a sentence for what belongs to another model."""
-    model = engine.problem.model
+    model = engine.solver.problem.model
     want = dict(zip(model.names, model.shapes, strict=True))
     lacking = [name for name in want if name not in tensors]
     wrong = [f"{name} {tuple(tensors[name].shape)} instead of {shape}" for name, shape in want.items()
@@ -177,11 +177,11 @@ def flat_of(engine: LocalEngine, tensors: dict[str, Tensor], where: str) -> Tens
     return flat.to(engine.device)
 
 
-def schedule_of(built: Built, commits: int, engine: LocalEngine | None = None) -> Schedule:
+def schedule_of(built: Built, commits: int) -> Schedule:
     """The staleness and participation of the experiment's method on its fleet, run on the clock without numerics."""
     commits = min(commits, int(built.experiment.until.get("commits", commits)))
     horizon = Horizon(built.clock(), last=commits)
-    account = built.account(engine or built.engine())
+    account = built.account()
     heard = np.zeros(built.units)
     for done, step in enumerate(horizon):
         versions = horizon.skipped(step.commit)

@@ -23,7 +23,7 @@ from offbeat import __version__
 from offbeat.assemble import build_method
 from offbeat.bench import work
 from offbeat.config import Experiment
-from offbeat.engines.local import LocalEngine, Precision, pick_device
+from offbeat.engines.engine import Engine, Precision, pick_device
 from offbeat.errors import ConfigError, unknown
 from offbeat.experiment import run
 from offbeat.records import Begun
@@ -113,7 +113,7 @@ def waves(settings: Settings) -> Rows:
         for size in sizes:
             task = work.small_task(model, size)
             method = build_method({"name": "local-sgd", "local_steps": steps})
-            engine = LocalEngine(method, task, 0, device, settings.precision)
+            engine = Engine(method, task, 0, device, settings.precision)
             jobs = [Begun(client, 0, 0, steps) for client in range(size)]
             warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
@@ -136,7 +136,7 @@ def unequal(settings: Settings) -> Rows:
     spread = np.linspace(0.1, 1.9, clients)
     rows = []
     for model, name in work.MODELS.items():
-        engine = LocalEngine(build_method("local-sgd"), work.small_task(model, clients), 0, device, settings.precision)
+        engine = Engine(build_method("local-sgd"), work.small_task(model, clients), 0, device, settings.precision)
         laws = {
             "equal": [mean] * clients,
             "linear, 0.1 to 1.9 of the mean": [round(mean * part) for part in spread],
@@ -227,7 +227,7 @@ def attainable(settings: Settings) -> Rows:
     gpu = device.type == "cuda"
     clients, steps = (100, 50) if gpu else (10, 10)
     task = work.small_task("dlsgd-cnn", clients)
-    engine = LocalEngine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, settings.precision)
+    engine = Engine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, settings.precision)
     jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
     warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
     taken = min(work.seconds(partial(engine.solve, jobs), device) for _ in range(3)) / steps
@@ -243,7 +243,7 @@ def attainable(settings: Settings) -> Rows:
     operations, outputs = work.operations(task.model.cpu(), x)
     # Least traffic of a step: parameters read forwards and backwards, gradients written, then read with the
     # parameters that the update writes again; activations written and read on either way.
-    bytes_moved = 4 * (6 * engine.problem.model.dimension + 4 * outputs)
+    bytes_moved = 4 * (6 * engine.solver.problem.model.dimension + 4 * outputs)
     floor = clients * max(operations / rate, bytes_moved / bandwidth)
     return [{
         "clients": clients, "step ms": 1e3 * taken, "products TFLOP/s": rate / 1e12, "copies GB/s": bandwidth / 1e9,

@@ -47,6 +47,13 @@ class Memory:
             held = self.held[name]
             held[clients.to(held.device)] = new.to(held.device)
 
+    def save(self) -> State:
+        return {f"memory/{name}": t for name, t in self.held.items()}
+
+    def restore(self, tensors: State) -> None:
+        for name, t in self.held.items():
+            t.copy_(tensors[f"memory/{name}"])
+
 
 def chosen_place(size: int, what: str, device: torch.device, where: Choice) -> tuple[Place, list[str]]:
     """Where so many bytes go, or the sentence on why there is no room for them."""

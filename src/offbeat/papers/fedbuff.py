@@ -105,10 +105,10 @@ def bounded(buffer: int, steps: int, commits: int, seed: int) -> Bounded:
     advice = fedbuff.theorem1(constants, plan)
     run = built({"client_lr": advice.client_lr, "beta": advice.server_lr})
     engine, total = run.engine(), 0.0
-    model = engine.server["model"]
+    model = engine.server.state["model"]
     for _ in engine.commits(run.horizon(run.clock())):
         total += family.global_gradient(model.numpy())
-        model = engine.server["model"]
+        model = engine.server.state["model"]
     return Bounded(total / commits, fedbuff.bound(constants, plan), fedbuff.needed_commits(constants, plan),
                    plan.staleness, advice.client_lr, [condition.name for condition in advice.failing])  # fmt: skip
 

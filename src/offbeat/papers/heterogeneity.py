@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.engines.local import BadNumbers
+from offbeat.engines.engine import BadNumbers
 from offbeat.errors import ConfigError
 from offbeat.measure import flat_of, gauge_of
 from offbeat.meters import curvature
@@ -290,9 +290,8 @@ def walk(run: Experiment, every: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def look(commit: int) -> None:
-        loss, accuracy = engine.evaluate()
-        row = {"commit": commit, "training_loss": engine.evaluate_training(engine.server["model"]), "loss": loss}
-        rows.append({**row, "accuracy": accuracy, "wall_seconds": time.perf_counter() - began})
+        row = {"commit": commit, "training_loss": engine.training_loss(), **engine.evaluate()}
+        rows.append({**row, "wall_seconds": time.perf_counter() - began})
 
     look(0)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offbeat.config import Experiment
-from offbeat.engines.local import BadNumbers
+from offbeat.engines.engine import BadNumbers
 from offbeat.errors import ConfigError
 from offbeat.experiment import run
 from offbeat.runs import report

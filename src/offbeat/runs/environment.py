@@ -18,13 +18,13 @@ VARIABLES = (
 )  # fmt: skip
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, threads: int) -> dict[str, Any]:
     """A flat table, equal on two machines only if nothing that is known to decide rounding differs."""
     facts: dict[str, Any] = {
         "processor": processor(),
         "machine": platform.machine(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

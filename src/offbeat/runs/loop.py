@@ -10,14 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 import torch
 
-from offbeat.engines.local import BadNumbers, Done, LocalEngine
+from offbeat.engines.engine import BadNumbers, Done
 from offbeat.errors import OffbeatError
 from offbeat.records import Row
 from offbeat.runs.account import Account
@@ -92,6 +92,27 @@ class Config(Protocol):
     def checkpoint_seconds(self) -> float: ...
 
 
+class Engine(Protocol):
+    """What the loop asks of whoever makes the commits."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def settings(self) -> AbstractContextManager[Any]:
+        """What is set for the whole process while a run goes on."""
+
+    def commits(self, horizon: Horizon) -> Iterator[Done]: ...
+    def settle(self, horizon: Horizon) -> None:
+        """Strike off the jobs of a horizon that were computed before a checkpoint."""
+
+    def evaluate(self) -> Mapping[str, Any]: ...
+    def finite(self) -> bool: ...
+    def model(self) -> dict[str, torch.Tensor]: ...
+    def report(self) -> dict[str, Any]: ...
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors and facts from which it can go on."""
+
+
 class Named(Protocol):
     @property
     def name(self) -> str: ...
@@ -109,7 +130,7 @@ class Parts(Protocol):
 def go(
     config: Config,
     parts: Parts,
-    engine: LocalEngine,
+    engine: Engine,
     horizon: Horizon,
     account: Account,
     store: Store | None,
@@ -136,9 +157,7 @@ def go(
         if progress is not None:
             progress.close()
     result = loop.result(parts, ended) | {"refused": dict(horizon.driver.refused)}
-    flat = engine.problem.model
-    named = dict(flat.module.named_parameters()) | flat.views(engine.server["model"])
-    model = {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}
+    model = engine.model()
     if store is not None:
         counts = account.participation
         loop.save(horizon)
@@ -154,7 +173,7 @@ class Loop:
     """The state of one run in progress."""
 
     def __init__(
-        self, config: Config, engine: LocalEngine, account: Account, store: Store | None, progress: Progress | None
+        self, config: Config, engine: Engine, account: Account, store: Store | None, progress: Progress | None
     ) -> None:
         self.config = config
         self.engine = engine
@@ -213,18 +232,12 @@ class Loop:
 
     def pass_steps(self, horizon: Horizon, digest: Digest, version: int) -> None:
         """The same with a horizon that looks at every row."""
-        for job in self.engine.results if version == 0 else ():
-            horizon.computed(job)
         for step in islice(horizon, version):
             horizon.skipped(step.commit)
             digest.add(step.rows)
             self.heed()
         horizon.fill()
-        for job in self.engine.results:
-            horizon.computed(job)
-        for client, number in [name for name in horizon.wanted if len(self.engine.last)]:
-            if self.engine.has_moved(client, number):
-                horizon.computed((client, number))
+        self.engine.settle(horizon)
 
     def heed(self) -> None:
         if self.stop:
@@ -233,7 +246,7 @@ class Loop:
     def run(self, horizon: Horizon) -> str:
         if not self.metrics:
             self.look()
-        self.require_finite(self.metrics[-1]["loss"], self.metrics[-1]["accuracy"])  # a resumed run has looked before
+        self.require_finite({name: self.metrics[-1][name] for name in ("loss", "accuracy")})  # of a resumed run, too
         reason = self.reached()
         commits = self.engine.commits(horizon)
         while reason is None:
@@ -285,14 +298,14 @@ class Loop:
             self.store.note(rows)
 
     def look(self) -> None:
-        loss, accuracy = self.engine.evaluate()
+        metrics = self.engine.evaluate()
         a = self.account
         updates = sum(a.staleness.values())
         row = {
             "commit": a.commits,
             "virtual_seconds": a.time,
-            "accuracy": accuracy,
-            "loss": loss,
+            "accuracy": metrics["accuracy"],
+            "loss": metrics["loss"],
             "client_steps": a.client_steps,
             "samples": a.samples,
             "bytes_up": round(a.bytes_up),
@@ -303,13 +316,12 @@ class Loop:
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
-        self.require_finite(loss, accuracy)
+        self.require_finite(metrics)
 
-    def require_finite(self, loss: float, accuracy: float | None) -> None:
+    def require_finite(self, metrics: Mapping[str, float | None]) -> None:
         """Stops a run whose model or result is no number any more, though every update that came in was finite."""
-        seen = {"loss": loss, "accuracy": 0.0 if accuracy is None else accuracy}
-        bad = [f"its {name} is {value}" for name, value in seen.items() if not math.isfinite(value)]
-        if not self.engine.server["model"].isfinite().all():
+        bad = [f"its {name} is {value}" for name, value in metrics.items() if not math.isfinite(value or 0.0)]
+        if not self.engine.finite():
             bad.append("it holds NaN or infinity")
         if bad:
             raise BadNumbers(
@@ -330,14 +342,14 @@ class Loop:
         aims = [self.config.until[name] for name in ("accuracy", "accuracy_smoothed") if name in self.config.until]
         targets = sorted({*self.config.targets, *aims})
         summary = self.account.summary()
-        device = self.engine.device
+        computed = self.engine.report()
         return {
             "method": parts.method.name,
             "task": parts.task.name,
             "fleet": parts.fleet.name,
             "seed": self.config.seed,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "precision": self.engine.precision,
+            "device": computed.pop("device"),
+            "precision": computed.pop("precision"),
             "ended": ended,
             **summary,
             "accuracy_final": seen[-1] if seen else None,
@@ -345,11 +357,8 @@ class Loop:
             "loss_final": self.metrics[-1]["loss"] if self.metrics else None,
             "reached": {str(t): reached(self.metrics, t, 1) for t in targets},
             "reached_smoothed": {str(t): reached(self.metrics, t, SMOOTH) for t in targets},
-            "jobs_computed": self.engine.jobs_computed,
             "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),
-            "waves": self.engine.waves,
-            "mode": self.engine.mode,
-            "notes": self.engine.notes,
+            **computed,
             "wall_seconds": time.perf_counter() - self.began,
         }
 

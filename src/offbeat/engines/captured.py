@@ -76,6 +76,7 @@ class GraphAdvance:
         self.seen: Counter[tuple[int, int]] = Counter()
         self.taken: Counter[tuple[int, int]] = Counter()  # steps
         self.pool: Any = None
+        self.worth = WORTH
 
     def __call__(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
@@ -91,7 +92,7 @@ class GraphAdvance:
         at, graphs = self.graphs[size]
         write((at.carry, at.work, at.tally), (carry, work, tally))
         at.begin.fill_(begin)
-        captured = self.taken[size] >= WORTH
+        captured = self.taken[size] >= self.worth
         self.taken[size] += count
         for steps in UNROLL:
             for _ in range(count // steps):

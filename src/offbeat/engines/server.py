@@ -1,0 +1,108 @@
+"""The server of a run: its state, the versions that jobs still start from, commits, what it keeps of each client."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.engines.memory import Choice, Memory
+from offbeat.errors import OffbeatError
+from offbeat.method import Cohort, Method, State, Update
+from offbeat.records import Begun
+
+FEW = 4  # versions that are not worth looking through
+
+
+class Server:
+    """The state after the last commit, and what each version broadcast. `sizes` are the samples of each client;
+    `members` the clients behind whoever reports (None: each for itself)."""
+
+    def __init__(
+        self, method: Method, model: Tensor, sizes: Sequence[int], members: Sequence[Sequence[int]] | None,
+        choice: Choice = "auto",
+    ) -> None:  # fmt: skip
+        self.method, self.sizes, self.members = method, sizes, members
+        self.device, self.dtype = model.device, model.dtype
+        self.version = 0
+        self.state: State = method.what.init(model)
+        self.kept: Memory | None = None
+        if method.what.keeps:
+            self.kept = Memory(method.what.keeps, len(sizes), len(model), model.dtype, model.device, choice)
+        self.versions: dict[int, State] = {0: self.broadcast()}
+
+    @property
+    def units(self) -> int:
+        """Who reports: clients, or clusters."""
+        return len(self.sizes if self.members is None else self.members)
+
+    def broadcast(self) -> State:
+        return {name: self.state[name] for name in self.method.what.broadcasts}
+
+    def prime(self, mean: Tensor) -> None:
+        """Begin from the clients' gradients at version 0."""
+        assert self.method.what.prime is not None
+        self.state = self.method.what.prime(self.state, mean)
+        self.versions = {0: self.broadcast()}
+
+    def cohort(self, clients: Sequence[int], staleness: Sequence[int], steps: Sequence[int]) -> Cohort:
+        behind = [[client] for client in clients] if self.members is None else [self.members[c] for c in clients]
+        samples, devices = [sum(self.sizes[i] for i in each) for each in behind], [len(each) for each in behind]
+        columns = torch.tensor([staleness, steps, samples, devices], dtype=self.dtype)
+        numbers = torch.tensor(clients).to(self.device, non_blocking=True)
+        stale, taken, shards, many = columns.to(self.device, non_blocking=True)
+        return Cohort(
+            stale, taken, shards, numbers, many, self.version, len(self.sizes), sum(self.sizes), self.units
+        )  # fmt: skip
+
+    def commit(self, jobs: Sequence[Begun], updates: Update) -> list[int]:
+        """The next version, from one row of each vector for each of the jobs; and how stale each update was."""
+        rule = self.method.what
+        staleness = [self.version - job.version for job in jobs]
+        cohort = self.cohort([job.client for job in jobs], staleness, [job.steps for job in jobs])
+        if self.kept is not None:
+            updates = updates | self.kept.read(rule.keeps, cohort.client)
+        state = rule.commit(self.state, updates, cohort)
+        if self.kept is not None:
+            self.kept.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
+        self.state = self.checked(state)
+        self.version += 1
+        self.versions[self.version] = self.broadcast()
+        return staleness
+
+    def checked(self, state: Any) -> State:
+        """What a commit gave, if it is a state of the same vectors."""
+        want = {name: tuple(t.shape) for name, t in self.state.items()}
+        given = {name: tuple(t.shape) for name, t in state.items()} if isinstance(state, dict) else type(state).__name__
+        if given != want:
+            raise OffbeatError(f"method '{self.method.name}': its commit must give the vectors {want}; it gave {given}")
+        return state  # type: ignore[no-any-return]
+
+    def forget(self, floor: int, needed: Collection[int]) -> None:
+        """Let go of versions below the floor that no job has to start from any more."""
+        if len(self.versions) < FEW:
+            return
+        for version in [v for v in self.versions if v != self.version and v < floor and v not in needed]:
+            del self.versions[version]
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+    def save(self) -> dict[str, Tensor]:
+        tensors = {f"server/{name}": t for name, t in self.state.items()}
+        for version, state in self.versions.items():
+            tensors |= {f"version/{version}/{name}": t for name, t in state.items()}
+        return tensors | ({} if self.kept is None else self.kept.save())
+
+    def restore(self, tensors: dict[str, Tensor], version: int) -> None:
+        state = {name.split("/", 1)[1]: t.to(self.device) for name, t in tensors.items() if name.startswith("server/")}
+        shapes = [{name: t.shape for name, t in vectors.items()} for vectors in (state, self.state)]
+        if shapes[0] != shapes[1]:
+            raise OffbeatError(f"the checkpoint holds {shapes[0]}, this method and model need {shapes[1]}")
+        self.state, self.version, self.versions = state, version, {}
+        for name, t in tensors.items():
+            kind, *where = name.split("/")
+            if kind == "version":
+                self.versions.setdefault(int(where[0]), {})[where[1]] = t.to(self.device)
+        if self.kept is not None:
+            self.kept.restore(tensors)

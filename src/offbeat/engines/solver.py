@@ -1,0 +1,237 @@
+"""Solvers: who computes jobs. `solve(versions, jobs)` gives what each job comes to, whatever it takes.
+
+The local solver computes a wave of them on one device, and knows three ways, a ladder: steps that are captured (CUDA
+graphs, traced operations), the plain wave, one client after the other. A way that fails is left for the next one, once
+and for good, with a message. Where the memory runs out, waves are halved. Both are put into the record of the run, with
+the number of the wave, because rounding rests on them; a resumed run and a replay follow it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offbeat.engines.captured import GraphAdvance, fitting
+from offbeat.engines.memory import Choice, Memory
+from offbeat.engines.tiles import TiledAdvance
+from offbeat.errors import OffbeatError
+from offbeat.method import State
+from offbeat.numerics import wave as numerics
+from offbeat.numerics.blocks import Blocks, block_twin, block_wave
+from offbeat.numerics.wave import Outcome, Problem
+from offbeat.records import Begun
+
+Mode = Literal["wave", "twin"]
+Rung = Literal["captured", "plain", "one by one"]
+LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
+FAILED = {
+    "plain": "steps of this model cannot be captured, so they run plainly",
+    "one by one": "this model cannot be batched over clients, so jobs run one after another",
+}
+PROCESSOR = 4 << 30  # bytes that a wave may take on a processor ...
+DEVICE = 0.5  # ... and the share of a device's whole memory: what is free changes, and waves must not
+
+
+class Solver(Protocol):
+    """What an engine asks of whoever computes."""
+
+    limit: int  # jobs that it takes at once
+
+    def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
+        """What each job comes to, in order: of clients, or, under blocks, of each device of these clusters."""
+
+    def fitting(self, ready: int, urgent: int) -> int:
+        """How many of the ready jobs to ask for at once, the first `urgent` of which are needed now."""
+
+    def has_moved(self, client: int, number: int) -> bool:
+        """Whether this job has moved the memory of its client."""
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None: ...
+
+
+class LocalSolver:
+    """Waves on one device."""
+
+    def __init__(
+        self, problem: Problem, blocks: Blocks | None, mode: Mode, threads: int, side_by_side: int,
+        memory_gib: float | None = None, capture: bool = True, choice: Choice = "auto",
+    ) -> None:  # fmt: skip
+        self.problem, self.blocks = problem, blocks
+        self.device = problem.samples.x.device
+        self.limit = self.wave_limit(memory_gib)
+        self.waves = 0
+        self.notes: list[str] = []
+        self.record: list[tuple[int, str, Any]] = []  # wave, what changed before it, to what
+        self.rung: Rung = "one by one" if mode == "twin" else "captured" if capture else "plain"
+        self.advance: Any = numerics.advance
+        if capture:
+            cuda = self.device.type == "cuda"
+            self.advance = GraphAdvance() if cuda else TiledAdvance(problem, threads, side_by_side)
+        self.memory: Memory | None = None
+        names, samples = problem.local.remembers, problem.samples
+        if names:
+            self.memory = Memory(
+                names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
+            )
+        self.last = torch.full((samples.clients if names else 0,), -1)  # job whose memory a client has
+
+    @property
+    def mode(self) -> Mode:
+        return "twin" if self.rung == "one by one" else "wave"
+
+    def wave_limit(self, memory_gib: float | None) -> int:
+        """How many jobs fit into the memory limit at once; at least one."""
+        budget = float(PROCESSOR) if memory_gib is None else memory_gib * 2**30
+        if memory_gib is None and self.device.type == "cuda":
+            budget = DEVICE * torch.cuda.get_device_properties(self.device).total_memory
+        largest = max(map(len, self.blocks.members)) if self.blocks else 1
+        return max(1, int(budget / numerics.bytes_per_job(self.problem) / largest))
+
+    def fitting(self, ready: int, urgent: int) -> int:
+        captured = isinstance(self.advance, GraphAdvance) and self.rung == "captured" and not self.blocks
+        return fitting(ready, urgent) if captured else ready
+
+    # ---- solving --------------------------------------------------------------------------------
+    def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
+        for wave, what, value in self.record:
+            if wave == self.waves:
+                setattr(self, what, value)
+        parts = self.parts(versions, list(jobs))
+        self.waves += 1
+        outcome: Outcome = parts[0] if len(parts) == 1 else Outcome(
+            *pytree.tree_map(lambda *tensors: torch.cat(tensors), *map(tuple, parts))
+        )  # fmt: skip
+        return outcome
+
+    def parts(self, versions: Mapping[int, State], jobs: list[Begun]) -> list[Outcome]:
+        """The jobs in as many parts as the memory asks for, each remembered by its clients."""
+        outcomes: list[Outcome] = []
+        while jobs:
+            now = jobs[: self.limit]
+            try:
+                outcomes.append(self.remembered(now, self.climbed(self.starts(versions, now), now)))
+            except torch.OutOfMemoryError:
+                self.halve(len(now))
+                continue
+            jobs = jobs[self.limit :]
+        return outcomes
+
+    def halve(self, jobs: int) -> None:
+        if jobs == 1:
+            raise OffbeatError(
+                f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
+            ) from None
+        torch.cuda.empty_cache()
+        self.change("limit", jobs // 2)
+        self.note(f"out of memory on {self.device} with {jobs} jobs: waves are cut to {jobs // 2} from now on")
+
+    def climbed(self, starts: State, jobs: list[Begun]) -> Outcome:
+        """Solved by the first way down the ladder that can."""
+        reason = ""
+        while True:
+            try:
+                outcome = self.way(starts, jobs)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, torch.OutOfMemoryError) or self.rung == LADDER[-1]:
+                    raise
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                self.change("rung", LADDER[LADDER.index(self.rung) + 1])
+                continue
+            if reason:
+                self.note(f"{FAILED[self.rung]}: {reason}")
+            return outcome
+
+    def way(self, starts: State, jobs: list[Begun]) -> Outcome:
+        blocks, advance = self.blocks, self.advance if self.rung == "captured" else numerics.advance
+        if blocks is None:
+            alone = self.rung == "one by one"
+            twin = numerics.twin
+            return twin(self.problem, starts, jobs) if alone else numerics.wave(self.problem, starts, jobs, advance)
+        if self.rung == "one by one":
+            return block_twin(self.problem, blocks, starts, jobs)
+        return block_wave(self.problem, blocks, starts, jobs, advance)
+
+    def change(self, what: str, value: Any) -> None:
+        self.record.append((self.waves, what, value))
+        setattr(self, what, value)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        warnings.warn(text, stacklevel=2)
+
+    # ---- starts and memory ----------------------------------------------------------------------
+    def rows(self, jobs: list[Begun]) -> list[Begun]:
+        """The jobs that clients do: these, or those of the devices of these clusters."""
+        return jobs if self.blocks is None else self.blocks.rows(jobs)
+
+    def starts(self, versions: Mapping[int, State], jobs: list[Begun]) -> State:
+        """What each row starts from: its version's broadcast, and what its client remembers."""
+        rows = self.rows(jobs)
+        used = list(dict.fromkeys(job.version for job in rows))
+        place = {version: i for i, version in enumerate(used)}
+        index = torch.tensor([place[job.version] for job in rows]).to(self.device, non_blocking=True)
+        starts = {
+            name: torch.stack([versions[v][name] for v in used]).index_select(0, index) for name in versions[used[0]]
+        }
+        if self.memory is not None:
+            starts |= self.memory.read(self.problem.local.remembers, torch.tensor([job.client for job in rows]))
+        return starts
+
+    def remembered(self, jobs: list[Begun], outcome: Outcome) -> Outcome:
+        """Take what clients remember out of their updates, into their memory."""
+        if self.memory is None:
+            return outcome
+        rows = self.rows(jobs)
+        clients = torch.tensor([job.client for job in rows])
+        names = self.problem.local.remembers
+        self.memory.write(clients, {name: outcome.updates.pop(name) for name in names})
+        self.last[clients] = torch.tensor([job.job for job in rows])
+        return outcome
+
+    def has_moved(self, client: int, number: int) -> bool:
+        row = client if self.blocks is None else self.blocks.members[client][0]
+        return bool(len(self.last)) and number <= int(self.last[row])
+
+    def opening(self, model: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every client's gradient over its shard, some clients at a time; what they remember starts there."""
+        everyone = torch.arange(self.problem.samples.clients, device=self.device)
+        for clients in torch.split(everyone, self.limit):
+            gradients = numerics.full_gradients(self.problem, model.expand(len(clients), -1), clients)
+            if self.memory is not None:
+                self.memory.write(clients, dict.fromkeys(self.problem.local.remembers, gradients))
+            yield clients, gradients
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {} if self.memory is None else self.memory.save() | {"last": self.last}
+        counts = {name: getattr(self.advance, name, {}) for name in ("seen", "taken")}
+        return tensors, {
+            "waves": self.waves,
+            "limit": self.limit,
+            "rung": self.rung,
+            "notes": self.notes,
+            "record": self.record,
+            "sizes": {name: [[*size, times] for size, times in table.items()] for name, table in counts.items()},
+        }
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.follow(facts["record"], facts["threads"])
+        self.waves, self.limit, self.rung, self.notes = (facts[name] for name in ("waves", "limit", "rung", "notes"))
+        for name, rows in facts["sizes"].items():
+            getattr(self.advance, name, Counter()).update({(clients, width): n for clients, width, n in rows})
+        if self.memory is not None:
+            self.memory.restore(tensors)
+            self.last = tensors["last"]
+
+    def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None:
+        """Change what a run changed that left this record, before the same waves; cut tiles for so many threads."""
+        self.record = [(wave, what, value) for wave, what, value in record]
+        if isinstance(self.advance, TiledAdvance):
+            self.advance.threads = threads
