@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from offbeat.numerics.vector import FlatModel, Loss, refusals
 class Task:
     """`data` is `(x, y)` tensors or a `Dataset` of such pairs; `shards[i]` are the rows of client i.
 
-    The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size`
-    None means the whole shard, exactly. Outputs with one score per class and integer targets give an accuracy.
+    The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size` may
+    be a number for each client; None means the whole shard, exactly. Outputs with one score per class and integer
+    targets give an accuracy.
     """
 
     model: nn.Module
@@ -29,17 +30,20 @@ class Task:
     data: Any
     shards: Sequence[Any]
     test: Any = None
-    batch_size: int | None = 10
+    batch_size: int | Sequence[int] | None = 10
     sampling: Sampling = "replacement"
     name: str = "custom"
 
     def problems(self) -> list[str]:
         """Everything that would stop a run, found without training."""
         found = refusals(self.model)
-        if self.batch_size is not None and self.batch_size < 1:
+        if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
+            found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
+        if self.least_batch is not None and self.least_batch < 1:
             found.append(f"batch_size = {self.batch_size}; give at least 1, or None for the whole shard")
-        if self.sampling not in ("replacement", "shuffle"):
-            found.append(f"sampling = '{self.sampling}'; it is 'replacement' or 'shuffle'")
+        if self.sampling not in get_args(Sampling):
+            known = ", ".join(f"'{name}'" for name in get_args(Sampling))
+            found.append(f"sampling = '{self.sampling}'; it is one of {known}")
         trainable = not found
         for kind, data in (("training", self.data), ("test", self.test)):
             if kind == "test" and data is None:
@@ -63,10 +67,21 @@ class Task:
     def clients(self) -> int:
         return len(self.shards)
 
+    @property
+    def batches(self) -> tuple[int, ...] | None:
+        """The batch size of each client, where they differ."""
+        return tuple(self.batch_size) if isinstance(self.batch_size, Sequence) else None
+
+    @property
+    def least_batch(self) -> int | None:
+        """The smallest batch of any client; None where shards are used whole."""
+        return min(self.batch_size, default=1) if isinstance(self.batch_size, Sequence) else self.batch_size
+
     def samples(self, dtype: torch.dtype) -> Samples:
         x, y = tensors(self.data)
         shards = [np.asarray(shard, dtype=np.int64) for shard in self.shards]
-        return Samples.of(cast(x, dtype), cast(y, dtype), shards, self.batch_size, self.sampling)
+        batch = self.batch_size if isinstance(self.batch_size, int) else self.batches
+        return Samples.of(cast(x, dtype), cast(y, dtype), shards, batch, self.sampling)
 
     def evaluation(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The test set, or the training set where there is none."""
