@@ -128,6 +128,8 @@ def estimates(world: str, percent: int, batches: bool) -> Callable[[Run], Record
 
     def job(run: Run) -> Record:
         at = WORLDS[world]
+        if run.precision in ("tf32", "bf16"):  # differences of gradients need their digits
+            run = run._replace(precision="float32")
         made = fedavg(world, single(percent), PATH_STEPS, at.path_rate, 1)
         held = replace(made, task=lambda _: task(world, single(percent), run))
         engine = build(held.experiment(run._replace(size="full"))).engine()
