@@ -76,6 +76,10 @@ def test_the_questions_change_what_they_say():
     homo = RECIPES["questions-rates"]
     assert [homo.cell(f"{data} dlsgd-homo rate={rate}").work.method["client_lr"]
             for data in ("fashion-mnist", "cifar10") for rate in (0.1, 0.01)] == [0.1, 0.01, 0.1, 0.01]  # fmt: skip
+    data = RECIPES["questions-data"]
+    assert data.cell("shared n=10").work.task["split"] == "shared"  # section 2.1: one shared memory
+    assert data.cell("stream n=10").work.task["sampling"] == "in-order-continued"  # and streams
+    assert RECIPES["questions-loaders"].cell("continued fedbuff n=80").paper == {"seconds": 422.88}
     loader = RECIPES["questions-loaders"].cell("continued fedbuff n=10").work.task
     assert (loader["sampling"], loader["split"]) == (
         "in-order-continued", {"name": "classes", "per_client": 2, "order": "classes"})  # fmt: skip

@@ -37,7 +37,8 @@ def loader_cells() -> list[Cell]:
     return [
         Cell(f"{name} {line.method} n={n}", with_task(training(line, "fashion-mnist", n), changes),
              {"seconds": seconds(line, "fashion-mnist", n)}, 2 if name == "continued" else 4)
-        for name, changes in LOADERS.items() for n in (10, 20) for line in dlsgd.LINES if line.setting == NON_IID
+        for name, changes in LOADERS.items() for n in ((10, 20, 80) if name == "continued" else (10, 20))
+        for line in dlsgd.LINES if line.setting == NON_IID
     ]  # fmt: skip
 
 
@@ -58,6 +59,17 @@ def rate_cells() -> list[Cell]:
         *cells,
         Cell("fashion-mnist asysg rate=0.1", symmetric, {"seconds": seconds(asysg, "fashion-mnist", 10)}, 4),
     ]
+
+
+def data_cells() -> list[Cell]:
+    """5: section 2.1 of DLSGD: clients read from one shared set, or from a stream that each passes once."""
+    line, ways = (
+        line_of("dlsgd-homo", IID),
+        {"shared": {"split": "shared"}, "stream": {"sampling": "in-order-continued"}},
+    )
+    return [Cell(f"{name} n={n}", with_task(training(line, "fashion-mnist", n), changes),
+                 {"seconds": seconds(line, "fashion-mnist", n)}, 4)
+            for name, changes in ways.items() for n in (10, 20)]  # fmt: skip
 
 
 def lr_cells() -> list[Cell]:
@@ -114,6 +126,11 @@ RECIPES = (
         "1].",
         ("data", "method", "rate"), tuple(rate_cells()), ("seconds", "best"), apart=("data", "method"), seeds=1,
         notes=("asysg: n = 10 with pixels in [-1, 1]; standardised, it stays below 55 %.",),
+    ),
+    Recipe(
+        "questions-data", "Question 5: DLSGD-homo on one shared set and on streams, Fashion-MNIST, seconds to 90 %",
+        "Question 5: does it matter that DLSGD-homo's clients read from one shared set, or each from a stream?",
+        ("data", "n"), tuple(data_cells()), ("seconds",), "n", ("data",), 1, ("n=10",),
     ),
     Recipe(
         "questions-table1", "Question 3: FedaGrac Table 1 with rate .02 for LR, Dirichlet .1, and shards read in order",
