@@ -182,7 +182,7 @@ def resume(
                 kept.add(cell, play(cell, run))
         except (KeyboardInterrupt, Interrupted):
             if time.perf_counter() < end:  # somebody else wants an end
-                raise
+                raise Interrupted("interrupted; the records of all cells that were finished are kept") from None
             ran = round(seconds if seconds > left else left, 1)
             kept.add(
                 cell,
