@@ -115,3 +115,16 @@ def test_a_run_outside_the_conditions_breaks_the_bound() -> None:
     assert wild.bound == math.inf
     walked = walk(SPEC | {"client_lr": 750.0}, found.task, EVEN, plan.commits)
     assert measured(found, [walked]) > fedbuff.bound(found.constants, plan)
+
+
+def test_table_1_is_the_papers() -> None:
+    """Only delays cost tau^2 / T, and only two analyses need no bound on gradients."""
+    lines = {(name, line.reference): line for name, analyses in fedbuff.TABLE_1.items() for line in analyses}
+    assert {key: (line.asynchronous, line.buffered, line.unbounded) for key, line in lines.items()} == {
+        ("local-sgd", "Yu et al."): (False, True, False), ("local-sgd", "Wang et al."): (False, True, True),
+        ("fedasync", "Xie et al."): (True, False, False), ("fedbuff", "Nguyen et al."): (True, True, False),
+        ("fedbuff", "this paper"): (True, True, True),
+    }  # fmt: skip
+    assert {key: line.rate(100, 3) for key, line in lines.items()} == {
+        key: pytest.approx(0.1 + 0.09 * line.asynchronous) for key, line in lines.items()
+    }

@@ -324,3 +324,23 @@ def test_limits_are_numbers() -> None:
         assert advice.bound == 0
         assert advice.client_lr > 0
     assert hlsgd.theorem1(replace(HAND, gap=0.0), WHOLE).client_lr > 0
+
+
+# ---- Table 1 ------------------------------------------------------------------------------------
+def test_table_1_by_hand() -> None:
+    """sigma^2 = 5, eps_g^2 = 11, eps_L^2 = 7, rho = 1/2, tau = 4, R = 10, N = 12, n = 4, D = 2, C = 1.875."""
+    p = hlsgd.problem(HAND, PLAN)
+    first, T = math.sqrt(5 / 480), 40
+    assert hlsgd.TABLE_1["local-sgd"](p) == pytest.approx(first + (16 * 18 + 4 * 5) ** (1 / 3) / T ** (2 / 3) + 0.1)
+    gossip = (0.25 * 18 / 0.25) ** (1 / 3) + (0.25 * 5 / 0.5) ** (1 / 3)
+    assert hlsgd.TABLE_1["gossip-sgd"](p) == pytest.approx(first + gossip / T ** (2 / 3) + 1 / T)
+    pga = (1.875 * 0.25) ** (1 / 3) * (36 ** (1 / 3) + 5 ** (1 / 3))
+    assert hlsgd.TABLE_1["gossip-pga"](p) == pytest.approx(first + pga / T ** (2 / 3) + 1 / T)
+    assert hlsgd.TABLE_1["hl-sgd"](p) == pytest.approx(first + 200 ** (1 / 3) / T ** (2 / 3) + 0.1)
+
+
+def test_table_1_where_clusters_have_no_links_is_local_sgd() -> None:
+    """The paper's "disconnected" case: rho = 1 and clusters of one device are Local SGD over N devices."""
+    p = hlsgd.problem(replace(HAND, mixing=1.0), PLAN)._replace(n=10**12)
+    assert hlsgd.order1(p) == pytest.approx(hlsgd.local_sgd(p), rel=1e-9)
+    assert hlsgd.gossip_sgd(p) == math.inf

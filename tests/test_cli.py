@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from offbeat import METHODS, cli
 from offbeat.config import Experiment
 from offbeat.experiment import run as run_experiment
+from offbeat.papers import RECIPES as RECIPE_DATA
 from offbeat.runs.disk import mark_of
 from offbeat.runs.manifest import read_manifest
 from offbeat.runs.stored import read_metrics
@@ -178,7 +179,10 @@ def test_bad_numbers_end_with_3_and_leave_the_directory_readable(offbeat, tmp_pa
         (("list", "method"), "unknown list 'method': did you mean 'methods'?"),
         (("paper", "dlsgd-tabel2"), "unknown paper recipe 'dlsgd-tabel2': did you mean 'dlsgd-table2'?"),
         (("paper", "dlsgd-table2", "--scale", "tiny"), "--scale tiny; it is one of smoke, small, full"),
-        (("paper", "dlsgd-fig2", "--scale", "smoke", "--n", "15"), "--n 15; Table 1 has rates for n = 10, 20, 40"),
+        (
+            ("paper", "dlsgd-fig2", "--scale", "smoke", "--n", "15"),
+            "--n 15; Table 1 has rates for n = 5, 10, 20, 40, 80 here",
+        ),
         (("paper", "dlsgd-fig2", "--scale", "smoke", "--only", "fedbuff"), "--only fedbuff fits nothing here"),
         (("paper", "dlsgd-table2", "--scale", "smoke", "--only", "mnist"), "--only mnist fits nothing here"),
         (("paper", "dlsgd-fig3", "--scale", "smoke", "--device", "tpu"), "device = 'tpu'"),
@@ -264,7 +268,25 @@ def test_lists_name_and_describe(what, some, result, offbeat):
         ("replay", ["directory", "--tolerance", "--json"]),
         ("compare", ["--config", "--task", "--fleet", "--seeds", "--until", "--set", "--out", "--json"]),
         ("list", ["methods, tasks, fleets, models, splits, graphs, policies or papers", "--json"]),
-        ("paper", ["--only", "--n", "--seeds", "--device", "--scale", "--out", "--json"]),
+        (
+            "paper",
+            [
+                "--only",
+                "--n",
+                "--seeds",
+                "--device",
+                "--scale",
+                "--out",
+                "--json",
+                "--cells",
+                "--resume",
+                "--minutes",
+                "--results",
+                "--status",
+                "--page",
+                "--merge",
+            ],
+        ),
     ],
 )
 def test_help_of_every_command_names_its_options(command, options, offbeat):
@@ -373,20 +395,18 @@ def test_resume_and_replay_refuse_a_changed_config(result, refused, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "chosen", "cells", "files"),
     [
-        ("dlsgd-fig2", ("--only", "fashion-mnist"), {("dlsgd-homo", 10), ("dlsgd-hetero", 10)},
-         ["fig2-fashion-mnist-iid.png", "fig2-fashion-mnist-non-iid.png", "fig2.md", "fig2.json"]),
-        ("dlsgd-fig3", ("--only", "cifar10", "--only", "iid"), {("local-sgd", 20), ("asysg", 20), ("dlsgd-homo", 20)},
-         ["fig3-cifar10-iid.png", "fig3.md", "fig3.json"]),
-        ("dlsgd-fig6", ("--only", "dlsgd-hetero", "--only", "cifar10", "--n", "10"), {("dlsgd-hetero", 10)},
-         ["fig6-cifar10-non-iid.png", "fig6.md", "fig6.json"]),
-        ("dlsgd-table2", ("--only", "fedbuff", "--only", "asysg", "--n", "10", "--n", "40"),
-         {("fedbuff", 10), ("fedbuff", 40), ("asysg", 10), ("asysg", 40)}, ["table2.md", "table2.json"]),
+        ("dlsgd-fig2", ("--only", "fashion-mnist", "--n", "5", "--n", "80"),
+         {"fashion-mnist iid dlsgd-homo n=5", "fashion-mnist iid dlsgd-homo n=80",
+          "fashion-mnist non-iid dlsgd-hetero n=5", "fashion-mnist non-iid dlsgd-hetero n=80"},
+         ["fig2.md", "fig2.json", "fig2.png", "fig2-loss.png"]),
+        ("dlsgd-table2", ("--only", "fedbuff", "--only", "cifar10", "--n", "10", "--n", "40"),
+         {"cifar10 non-iid fedbuff n=10", "cifar10 non-iid fedbuff n=40"}, ["table2.md", "table2.json"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_recipes_run_at_the_smoke_scale(recipe, chosen, cells, files, result, tmp_path):
-    made = result("paper", recipe, "--scale", "smoke", "--device", "cpu", "--out", "made", *chosen)
-    assert {(figure["method"], figure["n"]) for figure in made["figures"]} == cells
+    made = result("paper", recipe, "--size", "smoke", "--device", "cpu", "--out", "made", *chosen)
+    assert {figure["cell"] for figure in made["figures"]} == cells
     assert all((figure["task"], figure["commits"]) == ("digits", 6) for figure in made["figures"])
     assert made["files"] == [f"made/{recipe}/{name}" for name in files]
     for path in made["files"]:
@@ -400,25 +420,54 @@ def test_a_recipe_takes_fleet_and_target_from_the_paper_and_averages_seeds(resul
         "paper", "dlsgd-table2", "--scale", "smoke", "--device", "cpu", "--only", "local-sgd", "--only", "iid",
         "--n", "20", "--seeds", "2", "--out", "made",
     )  # fmt: skip
-    found = [(figure["fleet"], figure["seed"], *figure["reached"]) for figure in made["figures"]]
+    found = [(figure["fleet"], figure["seed"], figure["target"]) for figure in made["figures"]]
     assert found == [
         (f"dlsgd-{d}", seed, t) for d, t in (("fashion-mnist", "0.9"), ("cifar10", "0.7")) for seed in (0, 1)
     ]
     table = (tmp_path / "made/dlsgd-table2/table2.md").read_text()
-    best = max(figure["accuracy_best"] for figure in made["figures"][:2])
-    assert re.search(rf"\| fashion-mnist \| iid \| local-sgd \| 20 \| 90% \|.*\| 179.10 \|.*\| {best:.4f} \|", table)
-    assert re.search(r"\| cifar10 \| iid \| local-sgd \| 20 \| 70% \|.*\| 411.64 \|", table)
+    assert re.search(r"\| fashion-mnist \| iid \| local-sgd \| .* \(179.1\) \|", table)
+    assert re.search(r"\| cifar10 \| iid \| local-sgd \| .* \(411.6\) \|", table)
+
+
+def test_missing_cells_are_filled_in_and_told_of(offbeat, result, tmp_path):
+    """`--cells`, `--resume`, `--status` and `--page` on the smoke size of a cheap recipe."""
+    (tmp_path / "results").mkdir()
+    flags = ("paper", "hlsgd-table2", "--size", "smoke", "--device", "cpu", "--only", "ring torus")
+    before = result(*flags, "--cells")
+    assert [(line["cell"], line["seed"], line["how"]) for line in before] == [
+        ("ring", 0, "by rate"),
+        ("torus", 0, "by rate"),
+    ]
+    code, out, err = offbeat(*flags, "--resume", "--minutes", "5")
+    assert (code, err.count("s left")) == (0, 2)
+    assert "2 cells were run; their records are in results/papers" in out
+    (one, two) = json.loads((tmp_path / "results/papers/hlsgd-table2.json").read_text())
+    assert (one["cell"], one["seed"], one["size"], two["cell"]) == ("ring", 0, "smoke", "torus")
+    assert (
+        one["command"]
+        == "offbeat paper hlsgd-table2 --only 'ring' --seed 0 --size smoke --device cpu --precision float32"
+    )
+    assert all(one[key] for key in ("commit", "device", "torch", "wall_seconds"))
+    assert result(*flags, "--cells") == []
+    assert {line["state"] for line in result("paper", "hlsgd-table2", "--status")} == {
+        "missing"
+    }  # nothing at full size
+    code, out, err = offbeat("paper", "all", "--page")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "results/README.md").read_text()
+    assert all(f"### {recipe.title}" in text for recipe in RECIPE_DATA.values())
+    assert (tmp_path / "docs/papers.md").read_text().count("| [") == len(RECIPE_DATA)
 
 
 def test_a_recipe_for_people_shows_its_table_and_files(offbeat, tmp_path):
     code, out, err = offbeat("paper", "fedbuff-fig1", "--scale", "smoke", "--out", "made")
     assert (code, err) == (0, "")
-    assert "FedBuff, K = 2, Q = 3" in out
+    assert "fedbuff" in out
     assert "wrote made/fedbuff-fig1/fig1.png" in out
     assert (tmp_path / "made/fedbuff-fig1/fig1.png").read_bytes().startswith(PNG)
     buffered, rounds = json.loads((tmp_path / "made/fedbuff-fig1/fig1.json").read_text())
-    assert buffered["commits"] > rounds["commits"] > 0  # what the figure shows
-    assert buffered["updates"] // 2 == buffered["commits"]
+    assert buffered["values"]["commits"] > rounds["values"]["commits"] > 0  # what the figure shows
+    assert buffered["values"]["updates"] // 2 == buffered["values"]["commits"]
 
 
 # ---- processes ----------------------------------------------------------------------------------

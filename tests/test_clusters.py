@@ -612,13 +612,11 @@ def test_a_cluster_without_devices_is_named_as_such() -> None:
 
 
 THREE = {"name": "equal", "clusters": 3}
-STARVED = "cluster {}: p = 0.1 of {} devices is no device that reports; one device is p = {}"
 OF_P = "hybrid: p = {}; it is the share of a cluster's devices that report, above 0 and at most 1"
 DIVIDES = "models are exchanged after every 3 steps, and a commit looks after 10: the one must divide the other"
 ONE_MEAN = "hybrid: an edge server takes one mean and reports for all, so gossip_rounds = {} and p = {} have no meaning"
 WHEN = {"policy": "hybrid", "between": {"policy": "rounds", "steps": 4}}
 BAD_METHODS: dict[str, tuple[Any, Any, list[str]]] = {
-    "p of none": ({"name": "hl-sgd", "p": 0.1}, clustered(sizes=[2, 10]), [STARVED.format(0, 2, 0.5)]),
     "p of zero": ({"name": "hl-sgd", "p": 0.0}, THREE, [OF_P.format(0.0)]),
     "p above one": ({"name": "async-hl-sgd", "p": 1.1}, THREE, [OF_P.format(1.1)]),
     "gossip without links": ("hl-sgd", clustered(count=3, graph="unlinked"),
@@ -698,11 +696,11 @@ def test_a_policy_with_or_without_a_server_is_not_the_methods_own(name: str, ser
 
 def test_several_problems_are_told_at_once() -> None:
     """Method, policy, rule, task-free values and the fleet's clusters, all in one error."""
-    method = {"name": "hl-sgd", "p": 0.01, "gossip_every": 20}
+    method = {"name": "hl-sgd", "p": 1.5, "gossip_every": 20}
     fleet = {"name": "custom", "clusters": {"count": 3, "graph": "unlinked"}, "mean_on": 1.0, "mean_off": 1.0}
     found = problems(method, fleet, precision="float16", until={"commits": 0})
     for part in ("precision = 'float16'", "until.commits = 0", "exchanged after every 20 of 10 steps", "come and go",
-                 "cluster 0: none of its 4 devices has a link", "cluster 2: p = 0.01 of 4 devices"):  # fmt: skip
+                 "cluster 0: none of its 4 devices has a link", "hybrid: p = 1.5"):  # fmt: skip
         assert any(part in problem for problem in found), (part, found)
 
     spec = {"count": 3, "graphs": ["rng", {"name": "erdos-renyi"}, "ring"], "weights": "metro", "pace": [1.0, 0, -1],
@@ -757,3 +755,13 @@ def test_clusters_made_in_python_are_checked_too() -> None:
     for pattern in ("cluster 0: d2d latency has -1.0 to", "cluster 1: d2d bandwidth has .* a link must carry more",
                     "cluster 3 has no devices; leave it out"):  # fmt: skip
         assert any(re.search(pattern, problem) for problem in found), (pattern, found)
+
+
+def test_at_least_one_device_of_a_cluster_reports() -> None:
+    """m = max(p n, 1), line 13 of Algorithm 1: p = 0.05 of 8 devices is one report."""
+    assert [Hybrid(Rounds(4), sample=p).reports(8) for p in (0.01, 0.05, 0.125, 0.25, 1.0)] == [1, 1, 1, 2, 8]
+    build(
+        Experiment(
+            method={"name": "hl-sgd", "p": 0.05}, task={"name": "digits", "clients": 32}, fleet="hlsgd", device="cpu"
+        )
+    )

@@ -256,7 +256,10 @@ def holed(row):
         ({"shards": [[0], [], [1], [2]]}, "client 1 has an empty shard"),
         ({"shards": [[0], [1], [20], [2]]}, "client 2 has sample 20"),
         ({"batch_size": 0}, "batch_size = 0; give at least 1"),
-        ({"sampling": "shufle"}, "sampling = 'shufle'; it is 'replacement' or 'shuffle'"),
+        (
+            {"sampling": "shufle"},
+            "sampling = 'shufle'; it is one of 'replacement', 'shuffle', 'in-order', 'in-order-continued'",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

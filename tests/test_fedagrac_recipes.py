@@ -1,165 +1,123 @@
-"""The recipes of the FedaGrac paper, at the smoke scale: what they make, what they refuse, and what Figure 1 shows."""
+"""The recipes of the FedaGrac paper against its statements, and what Figure 1 shows."""
 
-import json
+import math
 
 import numpy as np
 import pytest
 
-from offbeat.errors import ConfigError
-from offbeat.papers import PAPERS, dlsgd, fedagrac
-from offbeat.papers.recipe import Settings
+from offbeat.papers import RECIPES, engine, fedagrac, fedagrac_convex
+from offbeat.papers.recipe import Run
 from offbeat.runs import plots
 
-PNG = b"\x89PNG\r\n\x1a\n"
-NAMES = [name for name in PAPERS if name.startswith("fedagrac-")]
-CHOSEN = {  # enough to see every branch
-    "fedagrac-table6": ("alexnet dp2", "v0", "v10000", "fedagrac", "fedprox"),
-    "fedagrac-fig5": ("mean=500", "fedagrac", "local-sgd"),
-    "fedagrac-fig3": ("various",),
-    "fedagrac-table2": ("raspberry-pi-4",),
-}
-COLUMNS = {
-    "fedagrac-a9a": ("method", "rounds", "gap of the loss", "gap over FedaGrac's", "accuracy", "wall s"),
-    "fedagrac-fig1": ("method", "distance after 25 rounds", "a", "b", "optimum a", "optimum b"),
-    "fedagrac-fig2": ("steps", "lambda", "accuracy", "best", "wall s"),
-    "fedagrac-fig3": ("model", "steps", "method", "accuracy", "rounds", "virtual s", "best", "wall s"),
-    "fedagrac-fig4": ("model", "steps", "eta", "lambda", "mean of the last 10", "best", "wall s"),
-    "fedagrac-fig5": ("model", "mean", "method", "accuracy", "rounds", "virtual s", "best", "wall s"),
-    "fedagrac-table1": ("model", "case", "target", "ours, rounds", "paper, rounds", "best", "wall s"),
-    "fedagrac-table2": ("device", "method", "ratio", "utilisation", "rounds", "accuracy after 100", "paper", "wall s"),
-    "fedagrac-table6": ("model", "split", "variance", "mode", "method", "target", "ours, rounds", "paper, rounds",
-                        "best", "wall s"),
-}  # fmt: skip
-ROWS = {"fedagrac-a9a": 5, "fedagrac-fig1": 6, "fedagrac-fig2": 12, "fedagrac-fig3": 8, "fedagrac-fig4": 16,
-        "fedagrac-fig5": 4, "fedagrac-table1": 8, "fedagrac-table2": 2, "fedagrac-table6": 6}  # fmt: skip
+SMOKE = Run("smoke", 0, "cpu")
 
 
-def smoke(tmp_path, *only, **more):
-    return Settings(only=only, device="cpu", scale="smoke", out=tmp_path, **more)
+def methods(name, *words):
+    cells = RECIPES[name].cells
+    return [cell.work.method for cell in cells if set(words) <= set(cell.words)]
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    """Figure 1, made once."""
-    return fedagrac.fig1(smoke(tmp_path_factory.mktemp("fig1")))
+def test_rates_are_those_of_the_captions():
+    """Table 1's caption: .001 for LR and .03 for the CNN, also in Table 2 and Figures 2 and 3."""
+    assert {method["client_lr"] for method in methods("fedagrac-table1", "lr")} == {0.001}
+    assert {method["client_lr"] for method in methods("fedagrac-table1", "cnn")} == {0.03}
+    assert {method["client_lr"] for method in methods("fedagrac-fig3", "lr")} == {0.001}
+    assert {method["client_lr"] for method in [*methods("fedagrac-fig3", "cnn"), *methods("fedagrac-fig2")]} == {0.03}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_makes_its_table_and_picture(name, tmp_path, request):
-    if name == "fedagrac-fig1":
-        made = request.getfixturevalue("paths")
-        tmp_path = made.files[0].parent
-    else:
-        made = PAPERS[name](smoke(tmp_path, *CHOSEN.get(name, ())))
-    short, table = name.removeprefix("fedagrac-"), made.tables[0]
-    assert tuple(table.columns) == COLUMNS[name]
-    assert len(table.rows) == ROWS[name]
-    assert all(len(row) == len(table.columns) for row in table.rows)
-    kinds = ["md", "json", *(["png"] if short.startswith(("fig", "a9a")) else [])]
-    assert made.files == [tmp_path / f"{short}.{kind}" for kind in kinds]
-    assert (tmp_path / f"{short}.md").read_text().startswith("# Objective" if short == "a9a" else "# FedaGrac ")
-    assert json.loads((tmp_path / f"{short}.json").read_text()) == json.loads(json.dumps(made.figures))
-    if "png" in kinds:
-        assert (tmp_path / f"{short}.png").read_bytes().startswith(PNG)
-    if name != "fedagrac-fig1":
-        assert "figures mean nothing" in made.notes[0]
-        assert short == "a9a" or all(len(figure["curve"]) == 1 + figure["commits"] for figure in made.figures)
-        assert {figure["task"] for figure in made.figures} == {"digits"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_words_that_fit_nothing_and_n_are_refused(name, tmp_path):
-    with pytest.raises(ConfigError, match="--only zzz fits nothing here; the words are: "):
-        PAPERS[name](smoke(tmp_path, "zzz"))
-    with pytest.raises(ConfigError, match="--n 7; in the FedaGrac paper all clients take part"):
-        PAPERS[name](smoke(tmp_path, n=(7,)))
-    assert not list(tmp_path.iterdir())
-
-
-def test_methods_that_correct_their_drift_end_at_the_optimum(paths):
-    """Figure 1: the exact gradients of SCAFFOLD, FedLin and FedaGrac agree there; the others stop elsewhere."""
-    distance = {figure["method"]: figure["distance"] for figure in paths.figures}
-    assert all(distance[name] < 1e-3 for name in ("scaffold", "fedlin", "fedagrac"))
-    assert all(distance[name] > 0.3 for name in ("local-sgd", "fedprox", "fednova"))
-    assert distance["fedprox"] < distance["local-sgd"]
-
-
-def test_the_closed_form_of_figure_1_is_where_the_gradient_vanishes():
-    task = fedagrac.regression()
-    x, y = (column[:, 0].numpy() for column in task.data)
-    a, b = fedagrac.least_squares(x, y)
-    left = a * x + b - y
-    assert abs(left.mean()) < 1e-12
-    assert abs((left * x).mean()) < 1e-12
-    begun = fedagrac.path("fedlin", task)
-    assert begun[0] == pytest.approx(fedagrac.START)
-    assert len(begun) == 1 + fedagrac.FIG_1_ROUNDS
-
-
-def test_one_cell_of_table_6_alone(tmp_path):
-    made = fedagrac.table6(smoke(tmp_path, "alexnet dp2 v10000 fixed fedagrac"))
-    assert [row[:6] for row in made.tables[0].rows] == [["alexnet", "dp2", "v10000", "fixed", "fedagrac", "70%"]]
-    assert made.tables[0].rows[0][7] == "111"
-    outcome = fedagrac.cell(
-        "alexnet", "dp2", 10000, "fixed", "fedagrac", smoke(tmp_path), 0, rate=0.008, calibration=0.02, rounds=2
-    )
-    assert outcome.commits == 2
-    same = fedagrac.cell("alexnet", "dp2", 10000, "fixed", "fedagrac", smoke(tmp_path))
-    assert same.accuracy_final == made.figures[0]["accuracy_final"]
+def test_table_6_has_rates_lambda_and_mu_of_the_paper_and_no_augmentation():
+    table = RECIPES["fedagrac-table6"]
+    assert len(table.cells) == 75
+    assert {method["client_lr"] for method in methods("fedagrac-table6")} <= {0.01, 0.008, 0.005}
+    assert {method["calibration"] for method in methods("fedagrac-table6", "fedagrac")} <= {
+        0.01,
+        0.02,
+        0.03,
+        0.04,
+        0.05,
+    }
+    assert {method["proximal"] for method in methods("fedagrac-table6", "fedprox")} <= {1, 0.1, 0.01}
+    assert {str(cell.work.task["model"]) for cell in table.cells} == {"alexnet", "vgg19"}
+    assert {method["first"] for method in methods("fedagrac-table6", "fedagrac")} == {"gradient"}
+    tuned = {
+        (method["name"], method["client_lr"]) for method in [*methods("fedagrac-rates"), *methods("fedagrac-table6")]
+    }
+    assert tuned >= {(name, rate) for name in fedagrac.METHODS for rate in (0.01, 0.008, 0.005)}
 
 
 def test_table_6_at_full_size_is_the_paper_s():
-    settings = Settings(scale="full", device="cpu")
-    e = fedagrac.experiment(fedagrac.table6_trial("vgg19", "dp2", 100, "random", "fedprox"), settings, 3)
-    assert e.task == {
-        "name": "cifar10", "model": {"name": "vgg19", "augment": True}, "clients": 20, "batch_size": 25,
-        "scale": "standard", "split": {"name": "classes", "per_client": 5},
+    cell = RECIPES["fedagrac-table6"].cell("vgg19 dp2 v100 random fedprox")
+    made = cell.work.experiment(Run("full", 3, "cpu"))
+    assert cell.paper == {"rounds": 102}
+    assert made.task == {
+        "name": "cifar10", "model": "vgg19", "clients": 20, "batch_size": 25, "scale": "standard",
+        "split": {"name": "classes", "per_client": 5},
     }  # fmt: skip
-    assert e.fleet["local_steps"] == {"law": "gaussian", "mean": 500, "variance": 100, "mode": "random"}
-    assert (e.seed, e.until, e.evaluate) == (3, {"commits": 200, "accuracy": 0.8}, {"every_commits": 1})
-    own = fedagrac.method_table("alexnet", "fedagrac", 0.008, 0.02)
-    assert own == {"name": "fedagrac", "client_lr": 0.008, "weights": "size", "calibration": 0.02, "first": "epoch"}
-    assert fedagrac.method_table("lr", "local-sgd") == {
-        "name": "local-sgd", "client_lr": 0.02, "weights": "size", "n": None,
-    }  # fmt: skip
+    assert made.fleet["local_steps"] == {"law": "gaussian", "mean": 500, "variance": 100, "mode": "random"}
+    assert (made.seed, made.until, made.evaluate) == (3, {"commits": 200, "accuracy": 0.8}, {"every_commits": 1})
+    never = RECIPES["fedagrac-table6"].cell("alexnet dp2 v10000 fixed local-sgd").paper
+    assert never == {"rounds": math.inf}
 
 
-def test_table_2_lowers_the_utilisation_until_the_target_is_reached(tmp_path, monkeypatch):
+def test_table_2_has_no_cap_and_lowers_the_utilisation_until_the_target_is_reached(monkeypatch):
     assert fedagrac.speed_ratio("jetson-nano") == pytest.approx(34.1 / 0.236, rel=0.01)
-    made = fedagrac.table2(smoke(tmp_path, "jetson-nano", "fednova"))
-    tried = [(figure["cell"], figure["commits"]) for figure in made.figures]
-    assert tried == [("jetson-nano fednova 100%", 3), ("jetson-nano fednova 95%", 3)]
-    assert made.tables[0].rows[0][2:7] == ["145", "none", "3+", "-", "50% (50) 0.6439"]
-    monkeypatch.setattr(fedagrac, "ENOUGH", 0.01)
-    row = fedagrac.table2(smoke(tmp_path, "jetson-nano", "fednova")).tables[0].rows[0]
-    assert row[3:5] == ["100%", "0"]
-    assert 0 < float(row[5]) < 1
+    assert fedagrac.speed_ratio("raspberry-pi-4") > 700
+    tried = []
 
+    def train(work, run, label):
+        steps = work.fleet["local_steps"]["fast"]
+        tried.append(steps)
+        met = steps <= 0.85 * 10 * fedagrac.speed_ratio("raspberry-pi-4")
+        return {"values": {"rounds": 30 if met else None, "accuracy": 0.7}, "failed": None, "curve": []}
 
-def test_a_run_that_diverges_is_a_result(tmp_path, monkeypatch):
-    monkeypatch.setitem(fedagrac.RATE["cnn"], "local-sgd", 1e30)
-    made = fedagrac.table1(smoke(tmp_path, "cnn", "both"))
-    assert made.tables[0].rows[0][3:5] == ["diverged", "339"]
-    monkeypatch.setattr(fedagrac, "ETAS", (1e30,))
-    monkeypatch.setattr(fedagrac, "GRID", (0,))
-    made = fedagrac.fig4(smoke(tmp_path, "alexnet", "various"))
-    assert made.tables[0].rows[0][4] == "diverged"
-
-
-def test_seeds_are_averaged_and_a_round_s_time_shows_the_traffic(tmp_path):
-    made = fedagrac.fig5(smoke(tmp_path, "alexnet", "mean=500", "fedagrac", "local-sgd", seeds=2))
-    assert [figure["seed"] for figure in made.figures] == [0, 1, 0, 1]
-    ours, plain = made.figures[0], made.figures[2]
-    assert ours["virtual_seconds"] > plain["virtual_seconds"]
-    assert plain["bytes_down"] < ours["bytes_down"]
-
-
-def test_words_of_one_kind_are_alternatives_in_other_papers_too():
-    settings = Settings(only=("fedbuff", "asysg", "cifar10"))
-    assert [(line.method, data) for line, data in dlsgd.lines(settings)] == [
-        ("asysg", "cifar10"),
-        ("fedbuff", "cifar10"),
+    monkeypatch.setattr(fedagrac, "train", train)
+    record = fedagrac.utilisation("raspberry-pi-4", "fednova")(Run("full"))
+    assert record["values"] == {"utilisation": 85, "rounds": 30, "accuracy": 0.7}
+    assert record["tried"] == [100, 95, 90, 85]
+    assert tried == [
+        round(10 * fedagrac.speed_ratio("raspberry-pi-4") * share / 100) for share in (100, 95, 90, 85, 85)
     ]
+
+
+def test_steps_of_fedprox_take_longer_in_figure_5():
+    """Section 6.2: FedProx takes more time for its rounds, by less in the larger model."""
+    cells = RECIPES["fedagrac-fig5"]
+
+    def step(name):
+        return cells.cell(name).work.fleet["step_seconds"]
+
+    small = step("a9a mean=500 fedprox") / step("a9a mean=500 local-sgd")
+    large = step("alexnet mean=500 fedprox") / step("alexnet mean=500 local-sgd")
+    assert small > large > 1
+    ours, plain, prox = (engine.play(cells.cell(f"alexnet mean=500 {name}"), SMOKE)
+                         for name in ("fedagrac", "local-sgd", "fedprox"))  # fmt: skip
+    assert ours["virtual_seconds"] > plain["virtual_seconds"] < prox["virtual_seconds"]
+    assert plain["bytes_down"] == prox["bytes_down"] < ours["bytes_down"]
+
+
+def test_methods_that_correct_their_drift_end_at_the_optimum():
+    """Figure 1: the exact gradients of SCAFFOLD, FedLin and FedaGrac agree there; the others stop elsewhere."""
+    task = fedagrac_convex.regression()
+    x, y = (column[:, 0].numpy() for column in task.data)
+    optimum = fedagrac_convex.least_squares(x, y)
+    left = optimum[0] * x + optimum[1] - y
+    assert max(abs(left.mean()), abs((left * x).mean())) < 1e-12
+    paths = {name: fedagrac_convex.path(name, task) for name in ("fedlin", "fedagrac", "local-sgd", "fedprox")}
+    distance = {name: np.linalg.norm(path[-1] - optimum) for name, path in paths.items()}
+    assert max(distance["fedlin"], distance["fedagrac"]) < 1e-3
+    assert 0.3 < distance["fedprox"] < distance["local-sgd"]
+    assert paths["fedlin"][0] == pytest.approx(fedagrac_convex.START)
+    assert len(paths["fedlin"]) == 1 + fedagrac_convex.ROUNDS
+
+
+def test_a_run_that_diverges_is_a_result():
+    cell = RECIPES["fedagrac-table1"].cell("cnn both")
+    wild = type(cell)(
+        "cnn both", type(cell.work)(**{**vars(cell.work), "method": {**cell.work.method, "client_lr": 1e30}})
+    )
+    record = engine.play(wild, SMOKE)
+    assert record["failed"].startswith("stopped: ")
+    assert (record["values"]["rounds"], record["values"]["accuracy"]) == (None, None)
 
 
 def test_pictures_take_what_a_cut_run_leaves(tmp_path):

@@ -29,7 +29,7 @@ from offbeat.numerics import wave as numerics
 from offbeat.records import Begun, Commit, Finished, Overwritten
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
-from offbeat.runs.stored import Stored, read_trace
+from offbeat.runs.stored import Stored, read_model, read_trace
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
@@ -672,7 +672,7 @@ def test_good_weights_and_schedules_are_taken() -> None:
 def test_a_cohort_without_weight_does_not_spoil_the_model(name: str, tmp_path: Path) -> None:
     method = {"name": name, "n": 1, "weights": [0.0] * 7 + [1.0]}
     run(experiment(method=method, until={"commits": 4}), tmp_path)
-    assert all(value.isfinite().all() for value in load_file(tmp_path / "model.safetensors").values())
+    assert all(value.isfinite().all() for value in read_model(tmp_path).values())
 
 
 def test_a_schedule_that_is_no_name_is_refused() -> None:

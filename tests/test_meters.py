@@ -23,6 +23,7 @@ from offbeat.errors import ConfigError, OffbeatError
 from offbeat.measure import Effort, gauge_of, measure
 from offbeat.meters import curvature
 from offbeat.meters.divergence import divergence, noise
+from offbeat.meters.drift import drift
 from offbeat.meters.gauge import Gauge, fewer
 from offbeat.runs.progress import Progress
 from offbeat.tasks.quadratic import Family, alike, noise_of, nonconvex, opposed, random_quadratic
@@ -329,3 +330,40 @@ def test_progress_counts_passes_and_is_quiet_in_a_pipe(capsys: pytest.CaptureFix
     assert [passes for passes, _ in told] == sorted(passes for passes, _ in told)
     assert found.passes == pytest.approx(told[0][1], rel=0.3)  # power iteration may settle sooner
     assert capsys.readouterr().err == ""
+
+
+# ---- batches and drift ----------------------------------------------------------------------------
+def test_batch_gradients_are_unbiased_and_fresh() -> None:
+    """Their mean over many draws is the gradient of the shard; two draws differ."""
+    family = alike(3, 4, seed=1)
+    meter = gauge(family.task(np.zeros(4), 0.5, 8))
+    x, clients = point(family, 3), torch.arange(3)
+    whole = meter.gradients(x, clients)
+    meter.batch = 4
+    drawn = torch.stack([meter.gradients(x, clients) for _ in range(400)])
+    assert not torch.equal(drawn[0], drawn[1])
+    error = drawn.std(0) / math.sqrt(400)
+    assert bool(((drawn.mean(0) - whole).abs() < 5 * error + 1e-12).all())
+    before = meter.looked
+    meter.gradients(x, clients)
+    assert meter.looked - before == 12
+
+
+def test_the_noise_of_batches_is_in_the_paths_estimates() -> None:
+    family = alike(4, 3, seed=2)
+    task = replace(family.task(np.ones(3), 0.5, 8), batch_size=2)
+    exact, noisy = gauge(task), gauge(task)
+    noisy.batch = 2
+    paths = [curvature.path(meter, torch.ones(3, dtype=torch.float64), 3, 2, 0.01) for meter in (exact, noisy)]
+    assert max(paths[0].smoothness) <= family.smoothness * (1 + 1e-9)
+    assert min(paths[1].smoothness) > 3 * family.smoothness
+
+
+def test_drift_is_the_mean_gradient_of_one_step_and_its_closed_form_of_two() -> None:
+    """(A.1): one exact step moves the mean by the gradient of f; two by mean_i (2 I - lr H_i) grad F_i, over 2."""
+    family = Family(*random_quadratic(4, 3, seed=5))
+    meter, x = gauge(replace(family.task(), batch_size=None)), point(family, 1)
+    assert drift(meter, x, 1, 0.1) == pytest.approx(float(meter.gradient(x).norm()), rel=1e-12)
+    gradients = meter.gradients(x, torch.arange(4)).numpy()
+    moved = np.mean([(2 * np.eye(3) - 0.1 * h) @ g for h, g in zip(family.matrices, gradients, strict=True)], axis=0)
+    assert drift(meter, x, 2, 0.1) == pytest.approx(np.linalg.norm(moved) / 2, rel=1e-12)

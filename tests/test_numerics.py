@@ -21,7 +21,7 @@ from offbeat.numerics.samples import Samples, permuted
 from offbeat.numerics.server import server_optimiser
 from offbeat.numerics.staleness import staleness
 from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem, bytes_per_job, twin, wave
+from offbeat.numerics.wave import Problem, bytes_per_job, columns, draw, twin, wave
 from offbeat.records import Begun
 
 
@@ -93,11 +93,44 @@ def test_permuted_is_fair_for_small_sets() -> None:
     assert codes[codes > 0].tolist() == pytest.approx([4000] * 6, rel=0.06)
 
 
+def test_in_order_reads_the_shard_as_it_is_stored_from_the_start_or_on_from_the_last_job() -> None:
+    client, key = torch.tensor([0, 0, 1]), torch.tensor([5, 6, 7])
+    earlier = torch.tensor([0, 3, 3])  # steps of jobs before this one
+    restarted, continued = samples([8, 10], 2, "in-order"), samples([8, 10], 2, "in-order-continued")
+    assert restarted.rows(client, key, 0, 3, 2, earlier).tolist() == [[[0, 1], [2, 3], [4, 5]]] * 2 + [
+        [[8, 9], [10, 11], [12, 13]]
+    ]
+    assert continued.rows(client, key, 0, 3, 2, earlier).tolist() == [
+        [[0, 1], [2, 3], [4, 5]], [[6, 7], [0, 1], [2, 3]], [[14, 15], [16, 17], [8, 9]],
+    ]  # fmt: skip
+    assert torch.equal(
+        continued.rows(client, key, 1, 2, 2, earlier), continued.rows(client, key, 0, 3, 2, earlier)[:, 1:]
+    )
+
+
+def test_a_single_pass_sees_every_sample_once() -> None:
+    """Jobs of one client that go on where the last one ended read a stream, once, while the shard lasts."""
+    p = problem(sgd(0.1), nn.Sequential(nn.Flatten(), nn.Linear(162, 5)), batch=2, sampling="in-order-continued")
+    seen = []
+    for number in range(5):
+        work = columns(p, [Begun(3, number, 0, 3)], torch.device("cpu"))
+        seen += draw(p, work, 0, 3, 2)[0].flatten().tolist()
+    assert seen == list(range(28, 58))  # client 3 has rows 28 to 57, in five jobs of 3 steps of 2
+
+
+def test_batches_of_each_clients_own_size_are_exact() -> None:
+    p = problem(sgd(0.1), convolutions(), (2, 5, 3, 4))
+    assert [p.samples.per_step(client) for client in range(4)] == [2, 5, 3, 4]
+    assert (p.samples.width, p.samples.epoch(3)) == (5, 8)
+    batched, plain = wave(p, starts(p), JOBS), twin(p, starts(p), JOBS)
+    assert torch.allclose(batched.updates["delta"], plain.updates["delta"], rtol=1e-9, atol=1e-12)
+
+
 # ---- local steps --------------------------------------------------------------------------------
 SIZES = [3, 17, 8, 30]
 
 
-def problem(local: Local, model: nn.Module, batch: int | None = 6, sampling: Any = "replacement") -> Problem:
+def problem(local: Local, model: nn.Module, batch: Any = 6, sampling: Any = "replacement") -> Problem:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((sum(SIZES), 2, 9, 9)))
     y = torch.from_numpy(rng.integers(0, 5, sum(SIZES)))
@@ -124,7 +157,7 @@ def starts(p: Problem) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("batch", [6, None])
-@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle", "in-order", "in-order-continued"])
 @pytest.mark.parametrize(
     "local",
     [sgd(0.1), sgd(0.1, {"momentum": 0.9, "weight_decay": 0.01, "clip": 0.5}), sgd(0.1, proximal=0.3), gradient()],

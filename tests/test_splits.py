@@ -26,7 +26,13 @@ def assert_disjoint(parts, n):
 
 
 @few
-@given(y=labels, clients=st.integers(1, 12), seed=seeds, option=st.integers(1, 6), name=st.sampled_from(sorted(SPLITS)))
+@given(
+    y=labels,
+    clients=st.integers(1, 12),
+    seed=seeds,
+    option=st.integers(1, 6),
+    name=st.sampled_from(sorted(set(SPLITS) - {"shared"})),
+)
 def test_every_split_is_disjoint_nonempty_and_repeatable(y, clients, seed, option, name):
     options = {
         "classes": {"per_client": option},
@@ -47,7 +53,7 @@ def test_every_split_is_disjoint_nonempty_and_repeatable(y, clients, seed, optio
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(set(SPLITS) - {"natural"}))
+@pytest.mark.parametrize("name", sorted(set(SPLITS) - {"natural", "shared"}))
 def test_another_seed_gives_another_split(name):
     one, two = (np.concatenate(SPLITS[name](BALANCED, 6, seed, None)) for seed in (0, 1))
     assert not np.array_equal(one, two)
@@ -209,7 +215,7 @@ def test_all_splits_check_the_common_arguments(name):
         SPLITS[name](y, 21, 0, owners)
     with pytest.raises(ConfigError, match="seed is -1; give a whole number of at least 0"):
         SPLITS[name](y, 2, -1, owners)
-    if name not in ("iid", "natural"):
+    if name not in ("iid", "natural", "shared"):
         with pytest.raises(ConfigError, match=rf"split '{name}' needs one integer label per sample, y is float64"):
             SPLITS[name](FLOATS, 2, 0, owners)
 
@@ -251,3 +257,29 @@ def test_natural_sentences():
         natural(y, 4, 0, np.arange(6) % 3)
     with pytest.raises(ConfigError, match="5 owners for 6 samples"):
         natural(y, 2, 0, np.arange(5))
+
+
+def test_a_shared_set_is_everyones():
+    parts = SPLITS["shared"](BALANCED, 3, 0, None)
+    assert [part.tolist() for part in parts] == [list(range(600))] * 3
+
+
+@pytest.mark.parametrize("name", ["classes", "shards", "dirichlet"])
+def test_shards_may_keep_their_classes_sorted(name):
+    rows, kept = (SPLITS[name](BALANCED, 6, 0, None, order=order) for order in ("rows", "classes"))
+    for plain, sorted_ in zip(rows, kept, strict=True):
+        assert sorted(sorted_) == plain.tolist()
+        assert np.all(np.diff(BALANCED[sorted_]) >= 0)
+        assert not np.array_equal(plain, sorted_)
+    with pytest.raises(ConfigError, match="unknown order 'class'"):
+        SPLITS[name](BALANCED, 6, 0, None, order="class")
+
+
+def test_a_random_deal_does_not_balance_the_holders():
+    def holders(deal):
+        parts = classes(BALANCED, 50, 3, per_client=2, deal=deal)
+        assert all(len(np.unique(BALANCED[part])) == 2 for part in parts)
+        return np.bincount(np.concatenate([np.unique(BALANCED[part]) for part in parts]), minlength=10)
+
+    assert np.ptp(holders("even")) == 0
+    assert np.ptp(holders("random")) > 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import step_oracle as oracle
+from offbeat.errors import ConfigError
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from worlds import final, play, times
 
@@ -54,6 +55,23 @@ def test_fedagrac(name: str, start: str, saving: bool) -> None:
     for calibration in (0.3, 1.0):
         expected = oracle.fedagrac(*world(WEIGHTS), 0.03, calibration, VARIANTS[name], ROUNDS, init=start)[-1]
         close(ours(name, calibration=calibration, start=start, saving=saving), expected)
+
+
+@pytest.mark.parametrize("start", ["gradients", "zeros"])
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_fedagrac_by_equation_4(start: str, weights: str) -> None:
+    """A fast client keeps its first gradient as nu_i, where line 11 keeps the mean."""
+    options = {"calibration": 0.7, "start": start, "weights": weights}
+    shares = WEIGHTS if weights == "size" else UNIFORM
+    expected = oracle.fedagrac(*world(shares), 0.03, 0.7, "fedagrac", ROUNDS, init=start, reference="transit")[-1]
+    close(ours("fedagrac", reference="equation-4", **options), expected)
+    assert np.abs(ours("fedagrac", **options) - expected).max() > 1e-4
+
+
+def test_equation_4_needs_everyone() -> None:
+    for more in ({"n": 3}, {"saving": True}):
+        with pytest.raises(ConfigError, match=r"equation \(4\) needs all clients in every round"):
+            ours("fedagrac", reference="equation-4", **more)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

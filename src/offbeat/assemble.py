@@ -65,8 +65,8 @@ class Built:
 
     def account(self) -> Account:
         rule, one = self.method.what, self.vector_bytes
-        size, batch = [len(shard) for shard in self.task.shards], self.task.batch_size
-        each = size if batch is None else [batch] * len(size)
+        size = [len(shard) for shard in self.task.shards]
+        each = [self.task.per_step(client) for client in range(self.task.clients)]
         crowd = clusters.crowd(self.fleet, self.hybrid, self.experiment.seed, one) if self.hybrid else None
         if crowd is not None:
             each = [sum(each[device] for device in devices) for devices in crowd.members]
@@ -100,8 +100,9 @@ class Built:
             each = np.array(self.uplink(range(self.task.clients), steps)) * self.vector_bytes
         looks = None
         if rule.local.looks:
-            batch = self.task.batch_size
-            looks = np.array([1 if batch is None else -(-len(shard) // batch) for shard in self.task.shards])
+            whole, sizes = self.task.batch_size is None, [len(shard) for shard in self.task.shards]
+            batches = self.task.batches or [self.task.least_batch or 1] * len(sizes)
+            looks = np.array([1 if whole else -(-size // b) for size, b in zip(sizes, batches, strict=True)])
         seed, policy = self.experiment.seed, self.method.when
         fleet = clusters.sharing(self.fleet, policy)
         durations = fleet.durations(seed, down, up if each is None else each, looks)

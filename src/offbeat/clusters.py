@@ -34,11 +34,6 @@ def problems(method: Method, fleet: Fleet) -> list[str]:
                 f"cluster {number}: none of its {cluster.size} devices has a link, so they cannot gossip; give it a "
                 "graph, or gossip_rounds = 0"
             )
-        if 0 < policy.sample <= 1 and not policy.reports(cluster.size):
-            found.append(
-                f"cluster {number}: p = {policy.sample:g} of {cluster.size} devices is no device that reports; one "
-                f"device is p = {1 / cluster.size:.3g}"
-            )
     if not policy.server and len(fleet.clusters) > 1:
         found.append(
             f"{name}: without a server the models of {len(fleet.clusters)} clusters never meet; give the fleet one "

@@ -139,7 +139,7 @@ def measure(
         sigma = noise(gauge, x, effort.noise_samples)
     except ConfigError as error:
         notes += error.problems
-    batch = built.task.batch_size
+    batch = built.task.least_batch  # FedBuff: all batches are of b samples at least
     found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
     plan = schedule_of(built, effort.commits)
     start = gauge.value(x)

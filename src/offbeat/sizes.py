@@ -20,7 +20,7 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
     """The sentences on a job or a commit that cannot fit; `item` is the size of a number in bytes."""
     numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     updates = getattr(method.when, "size", None) or units
-    width = max(map(len, task.shards)) if task.batch_size is None else task.batch_size
+    width = max(map(task.per_step, range(task.clients)))
     inputs, outputs = sample_numbers(task)
     asked = [
         (

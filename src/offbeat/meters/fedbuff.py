@@ -8,6 +8,8 @@ T commits, tau staleness, D = f(w_0) - f*. `noise` is sigma-hat^2 = sigma^2 / b,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from offbeat.meters.constants import Advice, Condition, Constants, Plan, Rates, known, over, taken
 
@@ -97,3 +99,36 @@ def theorem1(constants: Constants, plan: Plan) -> Advice:
     least = bound(constants, plan) if rates == own else any_bound(constants, plan, rates)
     notes = () if rates == own else ("other rates than Theorem 1 has: its proof, (101)-(104), gives the bound",)
     return Advice("FedBuff, Theorem 1", *rates, least, MEAN, tuple(conditions), notes=notes)
+
+
+class Analysis(NamedTuple):
+    """A line of Table 1: what an analysis covers, and its rate in T and the largest staleness tau."""
+
+    reference: str
+    asynchronous: bool
+    buffered: bool
+    unbounded: bool  # needs no bound on gradients
+    rate: Callable[[float, float], float]
+
+
+def waiting(commits: float, staleness: float) -> float:
+    """1 / sqrt(T)"""
+    return 1 / math.sqrt(commits)
+
+
+def delayed(commits: float, staleness: float) -> float:
+    """1 / sqrt(T) + tau^2 / T"""
+    return 1 / math.sqrt(commits) + staleness**2 / commits
+
+
+TABLE_1 = {  # smooth, non-convex objectives; constants left out
+    "local-sgd": (
+        Analysis("Yu et al.", False, True, False, waiting),
+        Analysis("Wang et al.", False, True, True, waiting),
+    ),
+    "fedasync": (Analysis("Xie et al.", True, False, False, delayed),),
+    "fedbuff": (
+        Analysis("Nguyen et al.", True, True, False, delayed),
+        Analysis("this paper", True, True, True, delayed),
+    ),
+}

@@ -23,6 +23,8 @@ class Gauge:
     """The clients of f = mean of the F_i. Each F_i is over its shard, or over `most` samples of it, drawn once.
 
     A group of `limit` clients is computed together; nothing holds more gradients than that. `looked` counts samples.
+    With `batch` every gradient is of a fresh batch of so many samples of each client, drawn with replacement: what
+    comes of them has the noise of batches in it.
     """
 
     model: FlatModel
@@ -34,6 +36,8 @@ class Gauge:
     job: int = 0  # of the local steps taken on the way
     advance: wave.Advance = wave.advance  # takes them
     tell: Callable[[float], None] = lambda passes: None  # is told of progress
+    batch: int | None = None
+    draws: int = 0  # batches drawn so far
     whole: Samples = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +61,20 @@ class Gauge:
         """grad F_i `[n, d]` of n clients, at one point `[d]` or at one for each `[n, d]`."""
         self.tell(self.passes)
         at = points if points.dim() == 2 else points.expand(len(clients), -1)
+        if self.batch is not None:
+            return self.batch_gradients(at, clients, self.batch)
         self.looked += sum(self.whole.sizes[client] for client in clients.tolist())
         return wave.full_gradients(self.problem, at, clients)
+
+    def batch_gradients(self, at: Tensor, clients: Tensor, width: int) -> Tensor:
+        """Gradients `[n, d]` of one fresh batch of each client."""
+        who = clients.cpu().numpy()
+        drawn = torch.from_numpy(np.asarray(key(self.seed, "estimate", who, self.draws))).to(clients.device)
+        fresh = replace(self.samples, batch=width, sampling="replacement")
+        inputs, targets = self.samples.batch_of(fresh.rows(clients, drawn, 0, 1, width)[:, 0])
+        self.draws += 1
+        self.looked += width * len(clients)
+        return self.model.gradient(at, inputs, targets, drawn)[1]
 
     def gradient(self, x: Tensor) -> Tensor:
         """grad f at a point."""

@@ -9,6 +9,7 @@ are never given; read off its appendices C.1 and C.2 they are 82 and 18, and the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from offbeat.errors import ConfigError
@@ -249,3 +250,41 @@ def advice(name: str, plan: Plan, lr: float, bound: float, conditions: tuple[Con
     if plan.server_lr is not None:
         conditions += (Condition("server_lr", "|server_lr - 1| <= 0", abs(plan.server_lr - 1), 0.0),)
     return Advice(f"HL-SGD, {name}", lr, 1.0, bound, BOUNDED, conditions, notes=notes)
+
+
+# ---- Table 1: iteration complexities, constants left out --------------------------------------------
+def lead(p: Problem) -> float:
+    """sigma / sqrt(N tau R): the first term of every line."""
+    return math.sqrt(p.sigma / (p.N * p.tau * p.R))
+
+
+def local_sgd(p: Problem) -> float:
+    """(tau^2 eps^2 + tau sigma^2)^1/3 / (tau R)^2/3 + 1 / R, with eps^2 = eps_g^2 + eps_L^2 (Koloskova et al. 2020)."""
+    T = p.tau * p.R
+    return float(lead(p) + (p.tau**2 * (p.eps_g + p.eps_L) + p.tau * p.sigma) ** (1 / 3) / T ** (2 / 3) + p.tau / T)
+
+
+def gossip_sgd(p: Problem) -> float:
+    """(rho eps)^2/3 / ((1 - rho) T)^2/3 + (rho sigma)^2/3 / (T^2/3 (1 - rho)^1/3) + rho / ((1 - rho) T), T = tau R."""
+    T, gap = p.tau * p.R, 1 - p.rho
+    if not gap:
+        return math.inf
+    square = p.rho**2
+    apart = (square * (p.eps_g + p.eps_L)) ** (1 / 3) / gap ** (2 / 3) + (square * p.sigma) ** (1 / 3) / gap ** (1 / 3)
+    return float(lead(p) + apart / T ** (2 / 3) + p.rho / (gap * T))
+
+
+def gossip_pga(p: Problem) -> float:
+    """C^1/3 rho^2/3 (D^1/3 eps^2/3 + sigma^2/3) / T^2/3 + rho D / T, with C = sum of rho^k over k < tau (Chen et al.
+    2021, in the letters of the table's footnote)."""
+    T, C = p.tau * p.R, sum(p.rho**k for k in range(p.tau))
+    apart = (p.D * (p.eps_g + p.eps_L)) ** (1 / 3) + p.sigma ** (1 / 3)
+    return float(lead(p) + (C * p.rho**2) ** (1 / 3) * apart / T ** (2 / 3) + p.rho * p.D / T)
+
+
+TABLE_1: dict[str, Callable[[Problem], float]] = {
+    "local-sgd": local_sgd,
+    "gossip-sgd": gossip_sgd,
+    "gossip-pga": gossip_pga,
+    "hl-sgd": order1,
+}

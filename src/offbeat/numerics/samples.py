@@ -13,7 +13,8 @@ from torch import Tensor
 
 from offbeat import keys
 
-Sampling = Literal["replacement", "shuffle"]
+Sampling = Literal["replacement", "shuffle", "in-order", "in-order-continued"]
+KEYED = ("replacement", "shuffle")  # samplings that draw
 ROUNDS = 24  # of the keyed permutation; each doubles as a fair coin for every pair of places
 
 
@@ -21,8 +22,11 @@ ROUNDS = 24  # of the keyed permutation; each doubles as a fair coin for every p
 class Samples:
     """`order[first[i] : first[i] + size[i]]` are the rows of client i in `x`, `y`.
 
-    `batch` samples per step, or None for the whole shard. `sampling`: "replacement" draws every sample anew (the
-    papers' independent draws), "shuffle" runs through a job's own permutations of the shard without a break.
+    `batch` samples per step, a number for each client, or None for the whole shard. `sampling`: "replacement" draws
+    every sample anew (the papers' independent draws), "shuffle" runs through a job's own permutations of the shard
+    without a break; "in-order" reads the shard as it is stored, from its start in every job, and "in-order-continued"
+    from where the client's last job ended, so that nothing comes twice before all was read: a single pass over a
+    stream, as long as the shard lasts.
     """
 
     x: Tensor
@@ -30,13 +34,14 @@ class Samples:
     order: Tensor
     first: Tensor
     size: Tensor
-    batch: int | None
+    batch: int | tuple[int, ...] | None
     sampling: Sampling = "replacement"
 
     @staticmethod
     def of(
-        x: Tensor, y: Tensor, shards: Sequence[np.ndarray], batch: int | None, sampling: Sampling = "replacement"
-    ) -> Samples:
+        x: Tensor, y: Tensor, shards: Sequence[np.ndarray], batch: int | tuple[int, ...] | None,
+        sampling: Sampling = "replacement",
+    ) -> Samples:  # fmt: skip
         size = torch.tensor([len(shard) for shard in shards])
         order = torch.from_numpy(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in shards]))
         return Samples(x, y, order, size.cumsum(0) - size, size, batch, sampling)
@@ -58,11 +63,11 @@ class Samples:
     @property
     def width(self) -> int:
         """The most samples that a step of any client uses."""
-        return self.batch or max(self.sizes)
+        return max(self.batch) if isinstance(self.batch, tuple) else self.batch or max(self.sizes)
 
     def per_step(self, client: int) -> int:
         """Samples that one step of a client uses."""
-        return self.batch or self.sizes[client]
+        return self.batch[client] if isinstance(self.batch, tuple) else self.batch or self.sizes[client]
 
     def epoch(self, client: int) -> int:
         """Steps in which a client sees as many samples as it has."""
@@ -73,17 +78,24 @@ class Samples:
         place = begin[:, None] + torch.arange(width, device=client.device)[None]
         return self.order[self.first[client][:, None] + place]
 
-    def rows(self, client: Tensor, key: Tensor, begin: int | Tensor, count: int, width: int | None = None) -> Tensor:
-        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, width]`, from the job's key alone.
+    def rows(
+        self, client: Tensor, key: Tensor, begin: int | Tensor, count: int, width: int | None = None,
+        earlier: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, width]`, from the job's key alone, or
+        from the steps that the clients took in `earlier` jobs.
 
-        Where shards are used whole, all of the n clients must have shards of `width` samples.
+        Where shards are used whole, or batches differ, all of the n clients must use `width` samples.
         """
         size, width = self.size[client][:, None], width or self.width
         if self.batch is None:
             place = torch.arange(width, device=size.device)[None]
         else:
             slot = torch.arange(count * width, device=size.device)[None] + begin * width
-            if self.sampling == "replacement":
+            if self.sampling not in KEYED:
+                read = 0 if earlier is None or self.sampling == "in-order" else earlier[:, None] * width
+                place = (slot + read) % size
+            elif self.sampling == "replacement":
                 place = (keys.word(key[:, None], slot) * size) >> 32
             else:
                 place = permuted(keys.fold(key[:, None], slot // size), slot % size, size)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from offbeat import keys
 from offbeat.method import Carry, Job, Local, State, Update
 from offbeat.numerics.draws import Keyed, compiled
-from offbeat.numerics.samples import ROUNDS, Samples
+from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
@@ -49,6 +49,7 @@ class Work(NamedTuple):
     client: Tensor
     key: Tensor  # of all that the job draws
     job: Job
+    earlier: Tensor  # steps of the client's earlier jobs, each taken to be as long as this one
 
 
 class Tally(NamedTuple):
@@ -91,7 +92,7 @@ def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: i
     """What steps `begin .. begin + count` of n jobs take from chance: rows of the data set `[n, count, width]`, and
     keys `[n, count]` for what the model itself draws. All of it follows from the job's key and the step."""
     samples = problem.samples
-    if work.key.is_cuda and samples.batch is not None and compiled():
+    if work.key.is_cuda and samples.batch is not None and samples.sampling in KEYED and compiled():
         from offbeat.numerics import kernels
 
         at = torch.as_tensor(begin, device=work.key.device)
@@ -101,7 +102,7 @@ def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: i
         return rows.transpose(0, 1), noise.T
     steps = torch.arange(count, device=work.key.device)[None] + begin
     noise = keys.fold(keys.fold(work.key, -1)[:, None], steps)  # slots of batches are not negative
-    return samples.rows(work.client, work.key, begin, count, width), noise
+    return samples.rows(work.client, work.key, begin, count, width, work.earlier), noise
 
 
 def tallied(tally: Tally, losses: Tensor, begin: int | Tensor) -> Tally:
@@ -114,13 +115,14 @@ def tallied(tally: Tally, losses: Tensor, begin: int | Tensor) -> Tally:
 def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Work:
     """Jobs as columns, made on the host and sent at once."""
     who = np.array([job[:2] for job in jobs], dtype=np.int64).T
-    whole = np.stack([who[0], keys.key(problem.seed, "batch", who[0], who[1])])
-    client, key = torch.from_numpy(whole).to(device, non_blocking=True)
+    earlier = who[1] * np.array([job.steps for job in jobs], dtype=np.int64)
+    whole = np.stack([who[0], keys.key(problem.seed, "batch", who[0], who[1]), earlier])
+    client, key, read = torch.from_numpy(whole).to(device, non_blocking=True)
     local, epoch = problem.local, problem.samples.epoch
     rates = {version: (local.rate(version), local.calibration(version)) for version in {job.version for job in jobs}}
     rows = [(rates[job.version][0], job.steps, epoch(job.client), rates[job.version][1]) for job in jobs]
     numbers = torch.tensor(rows, dtype=torch.float64).T.contiguous()
-    return Work(client, key, Job(*numbers.to(problem.model.dtype).to(device, non_blocking=True)))
+    return Work(client, key, Job(*numbers.to(problem.model.dtype).to(device, non_blocking=True)), read)
 
 
 @unmoved

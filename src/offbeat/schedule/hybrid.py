@@ -94,13 +94,13 @@ class Hybrid:
         return steps // self.every * self.rounds
 
     def reports(self, devices: int) -> int:
-        """m: how many of a cluster's devices report; the nearest whole number, which may be 0. An edge server reports
-        for all of them, as one.
+        """m = max(p n, 1) (HL-SGD, Algorithm 1, line 13): how many of a cluster's devices report; p n is rounded to the
+        nearest whole number. An edge server reports for all of them, as one.
 
         >>> [Hybrid(None, sample=1 / 8).reports(n) for n in (3, 8, 12, 16)]
-        [0, 1, 2, 2]
+        [1, 1, 2, 2]
         """
-        return 1 if self.edge else math.floor(self.sample * devices + 0.5)
+        return 1 if self.edge else max(1, math.floor(self.sample * devices + 0.5))
 
     def reporters(self, seed: int, cluster: int, job: int, devices: int) -> list[int]:
         """Which of them, by their places in the cluster: keyed, so that everyone who asks gets the same answer."""

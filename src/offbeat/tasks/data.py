@@ -162,6 +162,22 @@ def cifar10(scale: Scale = "standard") -> Data:
     return _images("cifar10", train, list(parts[-1]), scale)
 
 
+CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def cinic10(scale: Scale = "standard") -> Data:
+    """CINIC-10: 90,000 + 90,000 colour images, [n, 3, 32, 32], 10 classes; folders train/ and test/ of PNG files."""
+    source = "the CINIC-10 page of L. N. Darlow and others, University of Edinburgh"
+    parts = files.find_folders("cinic10", ("cinic10", "CINIC-10", "cinic-10"), ("train", "test"), source)
+    lacks = [part / name for part in parts for name in CINIC_CLASSES if not (part / name).is_dir()]
+    if lacks:
+        raise files.damaged(
+            lacks[0].parent, f"it has no folder {lacks[0].name}; classes are {', '.join(CINIC_CLASSES)}"
+        )
+    train, test = (files.image_folders(part, CINIC_CLASSES, 32) for part in parts)
+    return _images("cinic10", list(train), list(test), scale)
+
+
 def har() -> Data:
     """UCI HAR: smartphone motion features of real people, 6 activities; `owners` are the people.
 
@@ -218,6 +234,7 @@ def _square(x: Floats) -> Floats:
 DATA: dict[str, Callable[..., Data]] = {
     "a9a": a9a,
     "cifar10": cifar10,
+    "cinic10": cinic10,
     "digits": digits,
     "fashion-mnist": fashion_mnist,
     "har": har,

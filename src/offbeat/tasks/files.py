@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from offbeat.errors import OffbeatError
 
@@ -194,6 +195,40 @@ def cifar_py(path: Path) -> tuple[Bytes, Bytes]:
         raise damaged(path, f"its labels are {y.dtype} of shape {y.shape} for {len(x)} images")
     check_labels(path, y, 10)
     return x.reshape(-1, 3, 32, 32), y.astype(np.uint8)
+
+
+def image_folders(folder: Path, classes: Sequence[str], side: int) -> tuple[Bytes, Bytes]:
+    """Colour images [n, 3, side, side] and labels [n] of a folder with a folder of image files for each class."""
+    images, labels = [], []
+    for label, name in enumerate(classes):
+        paths = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        if not paths:
+            raise damaged(folder / name, "it holds no image (.png, .jpg)")
+        for path in paths:
+            try:
+                with Image.open(path) as image:
+                    pixels = np.asarray(image.convert("RGB"), np.uint8)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise damaged(path, f"it cannot be read as an image ({error})") from error
+            if pixels.shape != (side, side, 3):
+                raise damaged(path, f"it is {pixels.shape[1]}x{pixels.shape[0]}, it should be {side}x{side}")
+            images.append(pixels.transpose(2, 0, 1))
+        labels += [label] * len(paths)
+    return np.stack(images), np.array(labels, np.uint8)
+
+
+def find_folders(name: str, layouts: Sequence[str], parts: Sequence[str], source: str) -> list[Path]:
+    """The folders of a set's parts, in the first root that has them all."""
+    looked = []
+    for root in roots():
+        for layout in layouts:
+            found = [root / layout / part for part in parts]
+            if all(path.is_dir() for path in found):
+                return found
+            lacks = ", ".join(path.name for path in found if not path.is_dir())
+            said = f"there, but lacks {lacks}" if (root / layout).is_dir() else "no such directory"
+            looked.append(f"  {root / layout}: {said}")
+    raise missing(name, f"folders {', '.join(parts)}", looked, source, layouts[0])
 
 
 def npz(path: Path, keys: Sequence[str]) -> list[npt.NDArray[Any]]:

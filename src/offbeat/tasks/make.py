@@ -30,7 +30,7 @@ def classification(
     clients: int = 100,
     model: Named = "mlp",
     split: Named = "iid",
-    batch_size: int | None = 10,
+    batch_size: int | list[int] | None = 10,
     sampling: Sampling = "replacement",
     scale: Scale | None = None,
 ) -> Task:
@@ -43,7 +43,7 @@ def leaf(
     clients: int | None = None,
     model: Named = "leaf-femnist-cnn",
     split: Named = "natural",
-    batch_size: int | None = 10,
+    batch_size: int | list[int] | None = 10,
     sampling: Sampling = "replacement",
     folder: str = "leaf",
     classes: int | None = None,
@@ -63,7 +63,7 @@ def labelled(
     clients: int | None,
     model: Named,
     split: Named,
-    batch_size: int | None,
+    batch_size: int | list[int] | None,
     sampling: Sampling,
 ) -> Task:
     """The data set, read with the options `read` and divided. `clients` None is one for each owner."""
@@ -122,6 +122,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the
     "fashion-mnist": {"model": "dlsgd-cnn"},
     "mnist": {"model": "mlp"},
     "cifar10": {"model": "dlsgd-cnn"},
+    "cinic10": {"model": "vgg16"},
     "har": {"model": "mlp", "split": "natural", "clients": 21},
 }
 TASKS: dict[str, Callable[..., Task]] = {

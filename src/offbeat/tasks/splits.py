@@ -1,7 +1,8 @@
 """Splits: who holds which training samples.
 
 Each split is a function `(y, clients, seed, owners, **options)` and gives one array of sample indices per client,
-in rising order. No sample is given twice, no client is left empty, and the same arguments give the same shards.
+in rising order, or class after class where `order` is "classes" (it matters to `sampling = "in-order"`). No sample is
+given twice (but by "shared"), no client is left empty, and the same arguments give the same shards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 Owners: TypeAlias = npt.NDArray[Any] | None
 Labels: TypeAlias = npt.NDArray[Any]
 Fewer: TypeAlias = Literal["first", "drawn", "grouped"]
+Order: TypeAlias = Literal["rows", "classes"]
 
 IID, CLASSES, DIRICHLET, SINGLE_LABEL, SHARDS, NATURAL = range(6)  # purposes: two splits of one seed share no draw
 
@@ -30,12 +32,22 @@ def iid(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indic
     return _sorted(np.array_split(rng.permutation(len(y)), clients))
 
 
-def classes(y: Labels, clients: int, seed: int, owners: Owners = None, per_client: int = 2) -> list[Indices]:
+def shared(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indices]:
+    """Every client reads from the whole data set: one shared memory (DLSGD, section 2.1)."""
+    _checked(y, clients, seed, IID)
+    return [np.arange(len(y), dtype=np.int64)] * clients
+
+
+def classes(
+    y: Labels, clients: int, seed: int, owners: Owners = None, per_client: int = 2,
+    deal: Literal["even", "random"] = "even", order: Order = "rows",
+) -> list[Indices]:  # fmt: skip
     """Each client holds exactly `per_client` random classes; a class is divided evenly over its holders.
 
     Clients draw one after the other among the classes with the fewest holders, so that the numbers of holders differ
-    by at most one and every class is held as soon as clients * per_client reaches the number of classes. All samples
-    are used, but for those of a class that nobody holds.
+    by at most one and every class is held as soon as clients * per_client reaches the number of classes; with `deal`
+    "random" every client draws among all classes alike. All samples are used, but for those of a class that nobody
+    holds.
     """
     rng = _checked(y, clients, seed, CLASSES)
     members = _by_class(y, "classes")
@@ -43,7 +55,7 @@ def classes(y: Labels, clients: int, seed: int, owners: Owners = None, per_clien
     if per_client > (known := len(members)):
         raise ConfigError([f"per_client is {per_client}, but the data has {known} classes; ask for {known} at most."])
     shards: list[list[Indices]] = [[] for _ in range(clients)]
-    for indices, holders in zip(members, _deal(rng, known, clients, per_client), strict=True):
+    for indices, holders in zip(members, _deal(rng, known, clients, per_client, deal), strict=True):
         if len(indices) < len(holders):
             raise ConfigError(
                 [
@@ -55,22 +67,24 @@ def classes(y: Labels, clients: int, seed: int, owners: Owners = None, per_clien
         parts = np.array_split(rng.permutation(indices), len(holders)) if holders else []
         for client, part in zip(smallest_first, parts, strict=True):
             shards[client].append(part)
-    return _sorted([np.concatenate(parts) for parts in shards])
+    return _arranged([np.concatenate(parts) for parts in shards], y, order)
 
 
-def _deal(rng: np.random.Generator, known: int, clients: int, per_client: int) -> list[list[int]]:
+def _deal(rng: np.random.Generator, known: int, clients: int, per_client: int, deal: str) -> list[list[int]]:
     """The clients that hold each of the `known` classes."""
     holders: list[list[int]] = [[] for _ in range(known)]
     for client in range(clients):
         random_ties = rng.permutation(known)
-        for c in sorted(random_ties, key=lambda c: len(holders[c]))[:per_client]:
+        line = sorted(random_ties, key=lambda c: len(holders[c])) if deal == "even" else random_ties
+        for c in line[:per_client]:
             holders[c].append(client)
     return holders
 
 
 def dirichlet(
-    y: Labels, clients: int, seed: int, owners: Owners = None, alpha: float = 0.3, minimum: int = 1
-) -> list[Indices]:
+    y: Labels, clients: int, seed: int, owners: Owners = None, alpha: float = 0.3, minimum: int = 1,
+    order: Order = "rows",
+) -> list[Indices]:  # fmt: skip
     """Each class is divided in proportions p ~ Dirichlet(alpha, ..., alpha) over the clients; all samples are used.
 
     A client with fewer than `minimum` samples then gets random ones of the client that is the largest at that moment.
@@ -95,7 +109,7 @@ def dirichlet(
     for shard in shards:
         while len(shard) < minimum:
             shard.append(max(shards, key=len).pop())
-    return _sorted([np.array(shard) for shard in shards])
+    return _arranged([np.array(shard) for shard in shards], y, order)
 
 
 def single_label(y: Labels, clients: int, seed: int, owners: Owners = None, percent: float = 50) -> list[Indices]:
@@ -125,7 +139,9 @@ def single_label(y: Labels, clients: int, seed: int, owners: Owners = None, perc
     return _sorted([np.concatenate(pair) for pair in zip(mine, rest, strict=True)])
 
 
-def shards(y: Labels, clients: int, seed: int, owners: Owners = None, per_client: int = 2) -> list[Indices]:
+def shards(
+    y: Labels, clients: int, seed: int, owners: Owners = None, per_client: int = 2, order: Order = "rows"
+) -> list[Indices]:
     """All samples, sorted by label, are cut into clients * per_client equal shards that are dealt at random."""
     rng = _checked(y, clients, seed, SHARDS)
     _by_class(y, "shards")
@@ -140,7 +156,7 @@ def shards(y: Labels, clients: int, seed: int, owners: Owners = None, per_client
         )
     cut = np.array_split(np.argsort(y, kind="stable"), pieces)
     hands = rng.permutation(pieces).reshape(clients, per_client)
-    return _sorted([np.concatenate([cut[piece] for piece in hand]) for hand in hands])
+    return _arranged([np.concatenate([cut[piece] for piece in hand]) for hand in hands], y, order)
 
 
 def natural(y: Labels, clients: int, seed: int, owners: Owners = None, fewer: Fewer = "first") -> list[Indices]:
@@ -178,6 +194,7 @@ SPLITS: dict[str, Callable[..., list[Indices]]] = {
     "iid": iid,
     "natural": natural,
     "shards": shards,
+    "shared": shared,
     "single-label": single_label,
 }
 
@@ -230,3 +247,11 @@ def _real(value: object) -> bool:
 
 def _sorted(shards: Sequence[npt.NDArray[Any]]) -> list[Indices]:
     return [np.sort(shard).astype(np.int64) for shard in shards]
+
+
+def _arranged(shards: Sequence[npt.NDArray[Any]], y: Labels, order: Order) -> list[Indices]:
+    """Shards in rising order, or class after class and rising within."""
+    if order not in get_args(Order):
+        raise ConfigError([unknown("order", str(order), get_args(Order))])
+    rising = _sorted(shards)
+    return rising if order == "rows" else [shard[np.argsort(y[shard], kind="stable")] for shard in rising]

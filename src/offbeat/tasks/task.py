@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from offbeat.tasks.losses import loss_problems
 class Task:
     """`data` is `(x, y)` tensors or a `Dataset` of such pairs; `shards[i]` are the rows of client i.
 
-    The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size`
-    None means the whole shard, exactly. Outputs with one score per class and integer targets give an accuracy.
+    The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size` may
+    be a number for each client; None means the whole shard, exactly. Outputs with one score per class and integer
+    targets give an accuracy.
     """
 
     model: nn.Module
@@ -33,7 +34,7 @@ class Task:
     data: Any
     shards: Sequence[Any]
     test: Any = None
-    batch_size: int | None = 10
+    batch_size: int | Sequence[int] | None = 10
     sampling: Sampling = "replacement"
     name: str = "custom"
 
@@ -43,13 +44,16 @@ class Task:
         if found:
             return found
         found = self.materialised() or refusals(self.model)
-        if self.batch_size is not None and not 1 <= self.batch_size <= LARGEST:
+        if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
+            found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
+        if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
             found.append(
                 f"batch_size = {shown(self.batch_size)}; give at least 1 and at most {LARGEST:,}, or None for the "
                 "whole shard"
             )
-        if self.sampling not in ("replacement", "shuffle"):
-            found.append(f"sampling = {shown(self.sampling)}; it is 'replacement' or 'shuffle'")
+        if self.sampling not in get_args(Sampling):
+            known = ", ".join(f"'{name}'" for name in get_args(Sampling))
+            found.append(f"sampling = {shown(self.sampling)}; it is one of {known}")
         trainable = not found
         for kind, data in (("training", self.data), ("test", self.test)):
             if kind == "test" and data is None:
@@ -66,7 +70,7 @@ class Task:
             found += shard_problems(self.shards, len(x)) if kind == "training" else []
             found += data_problems(kind, x, y, self.model) if trainable else []
             if trainable and len(found) == before:
-                most = self.batch_size or (min(map(len, self.shards)) if kind == "training" else len(x))
+                most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else len(x))
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
         return found or self.step_problems()
 
@@ -82,9 +86,7 @@ class Task:
     def step_problems(self) -> list[str]:
         """What one training step on the first client's batch shows, in one of the number types that a run may use."""
         x, y = tensors(self.data)
-        rows = torch.as_tensor(
-            np.resize(np.asarray(self.shards[0], dtype=np.int64), self.batch_size or len(self.shards[0]))
-        )
+        rows = torch.as_tensor(np.resize(np.asarray(self.shards[0], dtype=np.int64), self.per_step(0)))
         device = next(self.model.parameters()).device
         reason: Exception | None = None
         for dtype in (torch.float32, torch.float64):
@@ -115,9 +117,13 @@ class Task:
             found.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client")
         elif not all(listed(shard) for shard in shards):
             found.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
-        whole = isinstance(batch, numbers.Integral) and not isinstance(batch, bool)
+        sizes = batch if listed(batch) else [batch]
+        whole = all(isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in sizes)
         if batch is not None and not whole:
-            found.append(f"batch_size = {shown(batch)}; it must be a whole number, or None for the whole shard")
+            found.append(
+                f"batch_size = {shown(batch)}; it must be a whole number, or one for each client, or None: all of a "
+                "shard"
+            )
         if not isinstance(name, str):
             found.append(f"name = {shown(name)}; it must be a text")
         return found
@@ -132,10 +138,27 @@ class Task:
     def clients(self) -> int:
         return len(self.shards)
 
+    @property
+    def batches(self) -> tuple[int, ...] | None:
+        """The batch size of each client, where they differ."""
+        return tuple(self.batch_size) if isinstance(self.batch_size, Sequence) else None
+
+    @property
+    def least_batch(self) -> int | None:
+        """The smallest batch of any client; None where shards are used whole."""
+        return min(self.batch_size, default=1) if isinstance(self.batch_size, Sequence) else self.batch_size
+
+    def per_step(self, client: int) -> int:
+        """Samples that one step of a client uses."""
+        if isinstance(self.batch_size, Sequence):
+            return int(self.batch_size[client])
+        return self.batch_size or len(self.shards[client])
+
     def samples(self, dtype: torch.dtype) -> Samples:
         x, y = tensors(self.data)
         shards = [np.asarray(shard, dtype=np.int64) for shard in self.shards]
-        return Samples.of(cast(x, dtype), cast(y, dtype), shards, self.batch_size, self.sampling)
+        batch = self.batch_size if isinstance(self.batch_size, int) else self.batches
+        return Samples.of(cast(x, dtype), cast(y, dtype), shards, batch, self.sampling)
 
     def evaluation(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The test set, or the training set where there is none."""

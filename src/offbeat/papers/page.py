@@ -1,0 +1,244 @@
+"""What has been run, what agrees with the papers, and the pages that say so: made from the records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from offbeat.papers import tables
+from offbeat.papers.engine import missing, pick_name
+from offbeat.papers.progress import Progress, estimate, kind_of
+from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Records, Settings
+from offbeat.runs import report
+
+PAPER_NAMES = {
+    "dlsgd": "DLSGD: Delayed Local-SGD",
+    "fedagrac": "FedaGrac: calibrated local steps",
+    "fedbuff": "FedBuff: unbounded gradients",
+    "heterogeneity": "FedAvg on heterogeneity",
+    "hlsgd": "HL-SGD: hybrid local SGD",
+    "questions": "Questions",
+}
+ELSEWHERE = (  # tables and figures that are no runs
+    ("DLSGD Table 1", "the rates; every recipe has them, and a test holds them against the paper"),
+    ("DLSGD Figure 1", "a drawing of the receive and send buffers: docs/design.md"),
+    ("FedaGrac Tables 3, 4, 5", "networks; tests hold their shapes and numbers of parameters against the paper"),
+    ("FedBuff Table 1", "rates of convergence, as functions: `offbeat.meters.fedbuff.TABLE_1`"),
+    ("FedAvg on heterogeneity, Figure 1", "a drawing of local and centralised steps"),
+    ("HL-SGD Table 1", "iteration complexities, as functions: `offbeat.meters.hlsgd.TABLE_1`"),
+)
+
+
+def records_of(recipe: Recipe, kept: Progress) -> tuple[dict[str, Sequence[Record]], set[str]]:
+    """The records of each cell by its name in this recipe, and which cells have only older ones."""
+    found: dict[str, Sequence[Record]] = {}
+    older = set()
+    for cell in recipe.cells:
+        mine: Sequence[Record] = kept.of(cell)
+        if not mine and (mine := kept.older_of(cell)):
+            older.add(cell.name)
+        if mine:
+            found[cell.name] = mine
+    return found, older
+
+
+def claimed(claim: Claim, records: Records) -> tuple[float, bool, bool | None] | None:
+    """Our ratio, whether the order is the paper's, and whether the ratio agrees; None where a value is lacking."""
+    pair = [tables.ours(records.get(name, ()), claim.value) for name in (claim.cell, claim.other)]
+    one, other = pair
+    if one is None or other is None or math.isnan(one.mean) or math.isnan(other.mean):
+        return None
+    if math.isinf(one.mean) and math.isinf(other.mean):
+        return None
+    ratio = one.mean / other.mean if other.mean else math.inf
+    close = (
+        None if claim.ratio is None or math.isinf(ratio) else 1 / tables.CLOSE <= ratio / claim.ratio <= tables.CLOSE
+    )
+    return ratio, (ratio > 1) == claim.larger, close
+
+
+def cells(recipes: Sequence[Recipe], kept: Progress, settings: Settings) -> list[dict[str, Any]]:
+    """Missing cells in the order in which they would be run, and their seconds on this kind of device."""
+    kind, found = kind_of(pick_name(settings.device)), []
+    for cell, run in missing(recipes, kept, settings):
+        seconds, how = estimate(cell, kind, kept)
+        found.append({"recipe": cell.home, "cell": cell.record, "seed": run.seed, "priority": cell.priority,
+                      "seconds": round(seconds, 1), "how": how, "device": kind})  # fmt: skip
+    return found
+
+
+def status(recipes: Sequence[Recipe], kept: Progress) -> list[dict[str, Any]]:
+    """A line for each cell: its seeds and commits, ours and the paper's, whether the ratio is within 25 %, and how many
+    of its comparable pairs have the paper's order."""
+    found = []
+    for recipe in recipes:
+        records, older = records_of(recipe, kept)
+        compared = list(tables.pairs(recipe, records))
+        for cell in recipe.cells:
+            mine = records.get(cell.name, ())
+            own = [right for low, high, _, right in compared if cell.name in (low.name, high.name)]
+            values = {name: tables.ours(mine, name) for name in recipe.values}
+            agrees = {name: tables.ratio_agrees(values[name], cell.paper.get(name)) for name in recipe.values}
+            found.append({
+                "recipe": recipe.name, "cell": cell.name, "state": state(cell, mine, cell.name in older, recipe.seeds),
+                "seeds": [record["seed"] for record in mine], "commits": sorted({str(r.get("commit")) for r in mine}),
+                "ours": {name: value and value.mean for name, value in values.items()}, "paper": dict(cell.paper),
+                "within 25 %": {name: value for name, value in agrees.items() if value is not None},
+                "pairs": len(own), "pairs in order": sum(own),
+                "failed": next((record["failed"] for record in mine if record.get("failed")), None),
+            })  # fmt: skip
+    return found
+
+
+def state(cell: Cell, records: Sequence[Record], older: bool, seeds: int) -> str:
+    if not records:
+        return "missing"
+    if older:
+        return "older"
+    return "run" if len(records) >= seeds else "some seeds"
+
+
+def show(found: Sequence[dict[str, Any]], console: Console) -> None:
+    """One table; of tables inside a line, the figures."""
+    columns = [name for name in (found[0] if found else {}) if name != "failed"]
+    rows = [[spoken(line[name]) for name in columns] for line in found]
+    title = f"{len(found)} cells"
+    if found and "seconds" in found[0]:
+        title += f", about {sum(line['seconds'] for line in found):,.0f} s"
+    report.show(title, columns, rows, console)
+
+
+def spoken(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {spoken(v)}" for name, v in value.items() if v is not None)
+    if isinstance(value, list):
+        return ", ".join(map(spoken, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return tables.shown(value) if isinstance(value, float) else str(value)
+
+
+# ---- pages ----------------------------------------------------------------------------------------
+def counts(recipe: Recipe, records: Records) -> tuple[int, int, int, int]:
+    """Comparable pairs and claims in the paper's order, of how many; figures within 25 %, of how many."""
+    order = [right for *_, right in tables.pairs(recipe, records)]
+    close: list[bool] = []
+    for cell in recipe.cells:
+        for name in recipe.values if cell.home == recipe.name else ():
+            agrees = tables.ratio_agrees(tables.ours(records.get(cell.name, ()), name), cell.paper.get(name))
+            close += [] if agrees is None else [agrees]
+    for claim in recipe.claims:
+        if (said := claimed(claim, records)) is not None:
+            far = claim.ratio is None or max(claim.ratio, 1 / claim.ratio) > tables.APART
+            order += [said[1]] if far else []
+            close += [] if said[2] is None else [said[2]]
+    return sum(order), len(order), sum(close), len(close)
+
+
+def section(recipe: Recipe, kept: Progress, folder: Path) -> tuple[str, tuple[int, int, int, int]]:
+    """A recipe's part of the page: table, picture, claims, remarks, and what is missing at which cost."""
+    records, older = records_of(recipe, kept)
+    found = counts(recipe, records)
+    lines = [f"### {recipe.title}", "", f"`offbeat paper {recipe.name}`. {ran(recipe, records, older)}"]
+    if found[1] or found[3]:
+        lines[-1] += f" Order: {found[0]} of {found[1]}; within 25 %: {found[2]} of {found[3]}."
+    if records and (recipe.small_table or recipe.picture is None):
+        made = tables.table(recipe, tables.by_cell(recipe, records), "")
+        lines += ["", report.markdown(made.columns, made.rows).rstrip()]
+    for claim in recipe.claims:
+        said = claimed(claim, records)
+        ratio = "" if said is None else f"{said[0]:.3g} times" if 0 < said[0] < math.inf else "one is not reached"
+        text = "not known yet" if said is None else f"ours {ratio}, {'the same' if said[1] else 'another'} order"
+        lines.append(f"* {claim.text}: {text}" if claim is not recipe.claims[0] else f"\n* {claim.text}: {text}")
+    if records and recipe.picture is not None:
+        for path in recipe.picture(recipe, tables.by_cell(recipe, records), folder / "pictures" / f"{recipe.name}.png"):
+            lines += ["", f"![{recipe.title}](pictures/{path.name})"]
+    lines += [f"\n{note}" for note in recipe.notes]
+    if lacking := sum(max(0, recipe.seeds - len(kept.of(cell))) for cell in recipe.cells if cell.home == recipe.name):
+        lines.append(f"\nMissing: {lacking} runs, about {cost(recipe, kept):,.0f} s on an H200.")
+    if failed := [
+        f"{name}: {r['failed'].splitlines()[0][:120]}"
+        for name, runs in records.items()
+        for r in runs[:1]
+        if r.get("failed")
+    ]:
+        lines.append("\nFailed: " + "; ".join(failed) + ".")
+    return "\n".join(lines) + "\n", found
+
+
+def ran(recipe: Recipe, records: Records, older: set[str]) -> str:
+    """Which cells have been run, and what the missing ones cost."""
+    new = [record for name, runs in records.items() if name not in older for record in runs]
+    said = f"{len(records) - len(older)} of {len(recipe.cells)} cells run"
+    if new:
+        seeds, commits = max(record["seed"] for record in new) + 1, sorted({record["commit"] for record in new})
+        said += (
+            f" ({seeds} of {recipe.seeds} seeds; {', '.join(commits)}; {', '.join(sorted({r['device'] for r in new}))})"
+        )
+    if older:
+        commits = sorted({str(record["commit"]) for name in older for record in records[name]})
+        said += f"; {len(older)} older, with other draws ({', '.join(commits)})"
+    return said + "."
+
+
+def cost(recipe: Recipe, kept: Progress) -> float:
+    """Seconds on an H200 for all missing cells and seeds of a recipe that are its own."""
+    own = [cell for cell in recipe.cells if cell.home == recipe.name]
+    return sum(estimate(cell, "h200", kept)[0] * max(0, recipe.seeds - len(kept.of(cell))) for cell in own)
+
+
+HEAD = """Made by `offbeat paper all --page` from the records in [{0}papers/]({0}papers); do not edit by hand. Ours
+is the mean over seeds ± the deviation, the paper's figure stands in brackets; = marks a ratio within 25 %, ! one
+beyond. A pair of cells that differ in one word is comparable where the paper's figures differ by more than 10 %; it
+agrees where ours have the same order. Claims in a paper's words count as pairs."""
+
+
+def write_pages(recipes: Sequence[Recipe], kept: Progress) -> list[Path]:
+    """README.md beside the folder of records, with every table and picture; and docs/papers.md, a line for each."""
+    results = kept.folder.parent
+    docs = results.parent / "docs" / "papers.md"
+    parts, lines, totals, paper = [], [], [0, 0, 0, 0], ""
+    for recipe in recipes:
+        text, found = section(recipe, kept, results)
+        if not recipe.name.startswith("questions"):  # they vary what is stated
+            totals = [a + b for a, b in zip(totals, found, strict=True)]
+        if (name := recipe.name.partition("-")[0]) != paper:
+            paper = name
+            parts.append(f"## {PAPER_NAMES[name]}\n")
+        parts.append(text)
+        records, older = records_of(recipe, kept)
+        lines.append([f"[{recipe.title}](../{results.name}/README.md#{anchor(recipe.title)})", ran(recipe, records,
+        older),
+                      f"{found[0]} / {found[1]}", f"{found[2]} / {found[3]}",
+                      f"{cost(recipe, kept):,.0f}"])  # fmt: skip
+    share = f"{totals[0]} of {totals[1]} comparable pairs and claims have the paper's order"
+    share += f" ({totals[0] / totals[1]:.0%})" if totals[1] else ""
+    share += f"; {totals[2]} of {totals[3]} figures are within 25 %."
+    also = "\n".join(f"* {name}: {text}." for name, text in ELSEWHERE)
+    older_pages = ", ".join(f"[{path.stem}]({path.name})" for path in sorted(results.glob("*.md"))
+                            if path.stem in ("dlsgd-table2", "fedagrac", "heterogeneity", "hlsgd"))  # fmt: skip
+    if older_pages:
+        older_pages = f"\n\nEarlier results, with the reasons that were found then: {older_pages}."
+    readme = (
+        f"# The papers' tables and figures, ours beside theirs\n\n{HEAD.format('')}\n\n**{share}**{older_pages}\n\n"
+    )
+    (results / "README.md").write_text(readme + "\n".join(parts) + f"\n## Without runs\n\n{also}\n")
+    columns = ("table or figure", "run", "order", "within 25 %", "missing, s on an H200")
+    docs.parent.mkdir(parents=True, exist_ok=True)
+    head = f"# Papers\n\n{HEAD.format(f'../{results.name}/')}\n\n**{share}**\n\n"
+    docs.write_text(f"{head}{report.markdown(columns, lines)}\n{also}\n")
+    return [results / "README.md", docs]
+
+
+def anchor(title: str) -> str:
+    """The fragment that a heading has on a page.
+
+    >>> anchor("HL-SGD Figure 1: tau = 50, p = 1")
+    'hl-sgd-figure-1-tau--50-p--1'
+    """
+    kept = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
+    return kept.replace(" ", "-")
