@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from offbeat import clusters
+from offbeat.choices import Choice, Mode, Precision
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
-from offbeat.engines.local import LocalEngine, Mode, Precision, pick_device
-from offbeat.engines.memory import Choice, chosen_place
+from offbeat.engines.local import LocalEngine, pick_device
+from offbeat.engines.memory import chosen_place
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet

@@ -11,15 +11,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.graphs import GraphAdvance, fitting
-from offbeat.engines.memory import Choice, Memory
+from offbeat.engines.memory import Memory
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.tiles import TiledAdvance
+from offbeat.errors import BadNumbers as BadNumbers
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
 from offbeat.numerics import wave as numerics
@@ -30,12 +32,6 @@ from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
 FORMAT = 3  # of a checkpoint's facts
-Mode = Literal["wave", "twin"]
-Precision = Literal["float32", "tf32", "bf16", "float64"]
-
-
-class BadNumbers(OffbeatError):
-    """A loss or an update that is not finite was about to be committed. Nothing of it was."""
 
 
 class Done(NamedTuple):

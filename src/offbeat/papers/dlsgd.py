@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from offbeat.compare import Comparison
+from offbeat.comparison import Comparison
 from offbeat.config import Experiment
 from offbeat.errors import ConfigError
 from offbeat.papers.recipe import Made, Settings, begun, pick, run_cell, write

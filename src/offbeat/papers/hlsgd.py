@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.compare import Comparison
+from offbeat.comparison import Comparison
 from offbeat.config import Experiment
 from offbeat.errors import ConfigError
 from offbeat.fleets.graphs import gap, graphs_of, metropolis
