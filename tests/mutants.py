@@ -149,7 +149,7 @@ def written(table: Any) -> str:
         elif isinstance(item, dict):
             stack.append(("}",))
             for number, (key, inner) in reversed(list(enumerate(item.items()))):
-                stack += [inner, (f"{', ' if number else ''}{toml.quoted(key)} = ",)]
+                stack += [inner, (f"{', ' if number else ''}{toml.value(key)} = ",)]
             stack.append(("{",))
         elif isinstance(item, list):
             stack.append(("]",))
@@ -192,7 +192,7 @@ def case(number: int) -> tuple[str, list[str]]:
             mutate(rng, table)
         if not table:
             break
-    text = "".join(f"{toml.quoted(key)} = {written(inner)}\n" for key, inner in table.items())
+    text = "".join(f"{toml.value(key)} = {written(inner)}\n" for key, inner in table.items())
     return (corrupted(rng, text) if text and rng.random() < 0.15 else text), sets
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from offbeat import __version__, cli
-from offbeat.bench import ITEMS, Settings, bench, clock, measure, work
+from offbeat.bench import clock, measure, work
+from offbeat.bench.measure import ITEMS, Settings, bench
 from offbeat.errors import ConfigError
 
 CPU = torch.device("cpu")

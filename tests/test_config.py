@@ -106,7 +106,23 @@ def test_toml_comes_back_as_it_was_written(tmp_path_factory, table):
     path.write_text(toml.write(table), encoding="utf-8")
     back = toml.read(path)
     assert back == table
-    assert repr(sorted(back.items())) == repr(sorted(table.items()))  # 1 stays 1, 1.0 stays 1.0, True stays True
+    assert repr(ordered(back)) == repr(ordered(table))  # 1 stays 1, 1.0 stays 1.0, True stays True
+    assert toml.write(back) == toml.write(table)
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_a_value_is_one_line_of_toml(value):
+    line = toml.value(value)
+    assert "\n" not in line
+    assert toml.parse(f"value = {line}") == {"value": value}
+
+
+def ordered(value):
+    """The same with keys in order: TOML writes the plain values of a table before its inner tables."""
+    if isinstance(value, dict):
+        return {key: ordered(value[key]) for key in sorted(value)}
+    return [ordered(each) for each in value] if isinstance(value, list) else value
 
 
 def test_toml_says_none_and_takes_tuples_and_nan(tmp_path):
@@ -120,6 +136,8 @@ def test_toml_says_none_and_takes_tuples_and_nan(tmp_path):
 def test_toml_refuses_what_it_cannot_say():
     with pytest.raises(ConfigError, match=r"object.*cannot be written into a config file"):
         toml.write({"method": {"rate": object()}})
+    with pytest.raises(ConfigError, match=r"3 is the key of a table; keys in a config file are texts"):
+        toml.write({"method": {"steps": [{3: 4}]}})
 
 
 def test_a_config_file_that_cannot_be_read_is_named(tmp_path):

@@ -16,8 +16,8 @@ from torch.nn import functional
 from offbeat import Experiment, Task, run
 from offbeat.assemble import build_method
 from offbeat.engines.captured import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
-from offbeat.engines.engine import BadNumbers, Engine, pick_device
-from offbeat.errors import ConfigError, OffbeatError
+from offbeat.engines.engine import Engine, pick_device
+from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.keys import generator
 from offbeat.records import Begun, Overwritten
 from offbeat.schedule.clock import VirtualClock

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 import hybrid_oracle as oracle
 from offbeat import Experiment, replay, resume, run
 from offbeat.assemble import build_method
-from offbeat.engines.engine import BadNumbers, Engine
+from offbeat.engines.engine import Engine
+from offbeat.errors import BadNumbers
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.numerics.blocks import Blocks, Mixer

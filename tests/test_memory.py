@@ -699,7 +699,7 @@ def test_a_calibration_that_turns_negative_is_refused(calibration: dict[str, Any
 
 
 def test_bad_numbers_in_a_memory_stop_the_run_and_name_the_job(tmp_path: Path) -> None:
-    from offbeat.engines.engine import BadNumbers
+    from offbeat.errors import BadNumbers
 
     rate = {"schedule": "stages", "values": [0.05, 1e38], "at": [2]}
     with pytest.raises(BadNumbers, match="version 2"):

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
-from offbeat.engines.engine import BadNumbers, Engine
+from offbeat.engines.engine import Engine
+from offbeat.errors import BadNumbers
 from offbeat.methods import METHODS
 from offbeat.runs import store
 from offbeat.runs.loop import Interrupted, Loop

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from offbeat import Experiment, OffbeatError, replay, resume, run, toml
-from offbeat.engines.engine import BadNumbers
+from offbeat.errors import BadNumbers
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Offer, Overwritten, Start
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Interrupted

@@ -20,13 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from offbeat import OffbeatError, compare, replay, resume, run
-from offbeat.errors import StorageError
+from offbeat.errors import ReplayDiffers, StorageError
 from offbeat.measure import measure
 from offbeat.runs import disk, store, tables
 from offbeat.runs.folder import file_name
 from offbeat.runs.lock import Lock
 from offbeat.runs.manifest import read_manifest
-from offbeat.runs.repeat import ReplayDiffers
 from offbeat.runs.rerun import Digest
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.trace import last_begins

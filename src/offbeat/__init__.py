@@ -1,18 +1,27 @@
-"""Offbeat trains one model over many clients that keep no common time."""
+"""Offbeat trains one model over many clients that keep no common time.
 
-from offbeat.assemble import build
-from offbeat.compare import Comparison, compare
-from offbeat.config import Experiment
-from offbeat.errors import ConfigError, OffbeatError, StorageError
-from offbeat.experiment import replay, resume, run
-from offbeat.fleets.fleet import Fleet
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
-from offbeat.methods import METHODS
-from offbeat.runs.repeat import ReplayDiffers
-from offbeat.schedule.buffer import Buffer
-from offbeat.schedule.rounds import Rounds
-from offbeat.schedule.sampled import Sampled
-from offbeat.tasks.task import Task
+The public names are imported when they are first used, so that `import offbeat` and its light modules (the schedule,
+the contract, the command line's help) do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offbeat.assemble import build
+    from offbeat.comparison import Comparison, compare
+    from offbeat.config import Experiment
+    from offbeat.errors import ConfigError, OffbeatError, ReplayDiffers, StorageError
+    from offbeat.experiment import replay, resume, run
+    from offbeat.fleets.fleet import Fleet
+    from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
+    from offbeat.methods import METHODS
+    from offbeat.schedule.buffer import Buffer
+    from offbeat.schedule.rounds import Rounds
+    from offbeat.schedule.sampled import Sampled
+    from offbeat.tasks.task import Task
 
 __all__ = [
     "METHODS",
@@ -40,3 +49,31 @@ __all__ = [
     "run",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "assemble": ("build",),
+    "comparison": ("Comparison", "compare"),
+    "config": ("Experiment",),
+    "errors": ("ConfigError", "OffbeatError", "ReplayDiffers", "StorageError"),
+    "experiment": ("replay", "resume", "run"),
+    "fleets.fleet": ("Fleet",),
+    "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
+    "methods": ("METHODS",),
+    "schedule.buffer": ("Buffer",),
+    "schedule.rounds": ("Rounds",),
+    "schedule.sampled": ("Sampled",),
+    "tasks.task": ("Task",),
+}
+_HOME = {name: f"offbeat.{module}" for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'offbeat' has no attribute '{name}'")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next look finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,23 +14,11 @@ from offbeat.fleets.blocks import phases
 from offbeat.fleets.graphs import rho_of
 from offbeat.fleets.steps import Fixed
 from offbeat.measure import Measured, Schedule, schedule_of
-from offbeat.meters import dlsgd, fedagrac, fedavg, fedbuff, hlsgd
 from offbeat.meters.constants import Advice, Constants, Plan
+from offbeat.meters.theorems import EVERYONE, SAMPLED, THEOREMS, Theorem
 from offbeat.method import Method
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.hybrid import Hybrid
-
-Theorem = Callable[[Constants, Plan], Advice]
-EVERYONE: tuple[Theorem, ...] = (fedavg.theorem43, fedavg.corollary44)
-SAMPLED: tuple[Theorem, ...] = (fedavg.theorem45, fedavg.corollary46)
-THEOREMS: dict[str, tuple[Theorem, ...]] = {
-    "dlsgd-hetero": (dlsgd.theorem2,),
-    "dlsgd-homo": (dlsgd.theorem1,),
-    "fedagrac": (fedagrac.theorem2,),
-    "fedbuff": (fedbuff.theorem1,),
-    "hl-sgd": (hlsgd.theorem1, hlsgd.theorem2, hlsgd.corollary1),  # all report; a part of them; and how few may
-    "local-sgd": (*EVERYONE, *SAMPLED),
-}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from offbeat import clusters
+from offbeat.choices import Choice, Mode, Precision
 from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
-from offbeat.engines.engine import Engine, Precision, pick_device
-from offbeat.engines.memory import Choice, chosen_place
-from offbeat.engines.solver import Mode
+from offbeat.engines.engine import Engine, pick_device
+from offbeat.engines.memory import chosen_place
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from offbeat import toml
-from offbeat.engines.engine import Precision
-from offbeat.engines.memory import Choice
-from offbeat.engines.solver import Mode
+from offbeat.choices import Choice, Mode, Precision
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS

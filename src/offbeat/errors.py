@@ -29,6 +29,23 @@ class StorageError(OffbeatError):
     """Files that cannot be written, or that are not what was written there."""
 
 
+class BadNumbers(OffbeatError):
+    """A loss or an update that is not finite was about to be committed. Nothing of it was."""
+
+
+class Interrupted(OffbeatError):
+    """Somebody stopped the run."""
+
+
+class ReplayDiffers(OffbeatError):
+    """The model of a replay is not the stored one. `outcome` is the replay's, `distance` how far apart they are."""
+
+    def __init__(self, text: str, outcome: Any, distance: Any) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.distance = distance
+
+
 def unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     """The sentence for a name that does not exist, with the nearest that does.
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, ReplayDiffers
 from offbeat.keys import generator
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
 from offbeat.runs.loop import History, Outcome, go
 from offbeat.runs.progress import Progress
-from offbeat.runs.repeat import Distance, ReplayDiffers, distance
+from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
 from offbeat.runs.tables import StoredRows, batches

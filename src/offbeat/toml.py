@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import numbers
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from offbeat.errors import ConfigError, shortened, shown
 from offbeat.options import DEEPEST, value_problems
@@ -81,45 +80,44 @@ def nones(value: Any) -> Any:
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """A table as TOML.
+    """A table as TOML; the same text for the same table.
 
-    >>> print(write({"seed": 1, "method": {"name": "asysg", "server_lr": 0.1}}), end="")
+    >>> print(write({"seed": 1, "method": {"name": "asysg", "server_lr": 0.1, "when": None}}), end="")
     seed = 1
     <BLANKLINE>
     [method]
     name = "asysg"
     server_lr = 0.1
+    when = "none"
     """
-    lines = [f"{key(k)} = {value(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
-    for name, inner in table.items():
-        if isinstance(inner, Mapping):
-            lines += ["", f"[{key(name)}]", *(f"{key(k)} = {value(v)}" for k, v in inner.items())]
-    return "\n".join(lines) + "\n"
-
-
-def key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return tomli_w.dumps(writable(table))
 
 
 def value(given: Any) -> str:
-    if isinstance(given, bool):
-        return "true" if given else "false"
-    if isinstance(given, float) and not math.isfinite(given):
-        return "nan" if math.isnan(given) else ("inf" if given > 0 else "-inf")
-    if isinstance(given, numbers.Integral):
-        return repr(int(given))
-    if isinstance(given, numbers.Real):
-        return repr(float(given))
+    """A value as TOML, in one line.
+
+    >>> value((1, 2.0, None, {"a": ["b"]}))
+    '[1, 2.0, "none", { a = ["b"] }]'
+    """
+    text = tomli_w.dumps({"value": [[writable(given)]]}, indent=0)  # in lists no table gets a heading
+    line = text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")  # all breaks: those of texts are escaped
+    return line.removeprefix("value = [[").removesuffix("]]\n")
+
+
+def writable(given: Any) -> Any:
+    """The same in the types that TOML has; "none" for None."""
     if given is None:
-        return '"none"'
-    if isinstance(given, str):
-        return quoted(given)
+        return "none"
+    if isinstance(given, bool | str):
+        return given
+    if isinstance(given, numbers.Integral):
+        return int(given)
+    if isinstance(given, numbers.Real):
+        return float(given)
     if isinstance(given, Mapping):
-        return "{" + ", ".join(f"{key(k)} = {value(v)}" for k, v in given.items()) + "}"
+        if strange := [name for name in given if not isinstance(name, str)]:
+            raise ConfigError([f"{shown(strange[0])} is the key of a table; keys in a config file are texts"])
+        return {name: writable(each) for name, each in given.items()}
     if isinstance(given, list | tuple):
-        return "[" + ", ".join(value(v) for v in given) + "]"
+        return [writable(each) for each in given]
     raise ConfigError([f"{shown(given)} ({type(given).__name__}) cannot be written into a config file"])

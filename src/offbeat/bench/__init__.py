@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from offbeat.bench.measure import ITEMS, Settings, bench
-
-__all__ = ["ITEMS", "Settings", "bench"]
+NAMES = ("waves", "unequal", "asynchronous", "schedule", "attainable", "protocol")  # here for the help: no PyTorch

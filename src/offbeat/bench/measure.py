@@ -21,9 +21,10 @@ import torch
 
 from offbeat import __version__
 from offbeat.assemble import build_method
-from offbeat.bench import work
+from offbeat.bench import NAMES, work
+from offbeat.choices import Precision
 from offbeat.config import Experiment
-from offbeat.engines.engine import Engine, Precision, pick_device
+from offbeat.engines.engine import Engine, pick_device
 from offbeat.errors import ConfigError, unknown
 from offbeat.experiment import run
 from offbeat.records import Begun
@@ -309,11 +310,6 @@ def elsewhere(command: str) -> dict[str, Any]:
         ) from error  # fmt: skip
 
 
-ITEMS: dict[str, Callable[[Settings], Rows]] = {
-    "waves": waves,
-    "unequal": unequal,
-    "asynchronous": asynchronous,
-    "schedule": schedule,
-    "attainable": attainable,
-    "protocol": protocol,
-}
+ITEMS: dict[str, Callable[[Settings], Rows]] = dict(
+    zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol), strict=True)
+)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.engines.memory import Choice
+from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
-from offbeat.engines.solver import LocalSolver, Mode
-from offbeat.errors import ConfigError, OffbeatError
+from offbeat.engines.solver import LocalSolver
+from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method, Update
 from offbeat.numerics.blocks import Blocks
 from offbeat.numerics.evaluation import Evaluation, training_loss
@@ -29,11 +29,6 @@ from offbeat.schedule.horizon import Horizon, Step
 from offbeat.tasks.task import Task
 
 FORMAT = 4  # of a checkpoint's facts
-Precision = Literal["float32", "tf32", "bf16", "float64"]
-
-
-class BadNumbers(OffbeatError):
-    """A loss or an update that is not finite was about to be committed. Nothing of it was."""
 
 
 class Done(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.engines.memory import Choice, Memory
+from offbeat.choices import Choice
+from offbeat.engines.memory import Memory
 from offbeat.errors import OffbeatError
 from offbeat.method import Cohort, Method, State, Update
 from offbeat.records import Begun

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from offbeat.choices import Choice, Mode
 from offbeat.engines.captured import GraphAdvance, fitting
-from offbeat.engines.memory import Choice, Memory
+from offbeat.engines.memory import Memory
 from offbeat.engines.tiles import TiledAdvance
 from offbeat.errors import OffbeatError
 from offbeat.method import State
@@ -27,7 +28,6 @@ from offbeat.numerics.blocks import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun
 
-Mode = Literal["wave", "twin"]
 Rung = Literal["captured", "plain", "one by one"]
 LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
 FAILED = {

@@ -17,13 +17,12 @@ import torch
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.engines.engine import BadNumbers
-from offbeat.errors import OffbeatError
+from offbeat.errors import BadNumbers, Interrupted, OffbeatError
 from offbeat.papers import tables
 from offbeat.papers.progress import Progress as Kept
 from offbeat.papers.progress import estimate, kind_of
 from offbeat.papers.recipe import Cell, Made, Recipe, Record, Run, Settings, Training
-from offbeat.runs.loop import Interrupted, Outcome, go
+from offbeat.runs.loop import Outcome, go
 from offbeat.runs.progress import Progress
 
 SMOKE = "scale smoke: digits and a few commits, to see that it runs; the figures mean nothing"

@@ -27,7 +27,7 @@ class Folder:
 
     def __init__(self, out: str | Path, kind: str, overwrite: bool = False) -> None:
         self.path = Path(out)
-        self.fresh = not self.path.exists()
+        self.fresh = [place for place in (self.path, *self.path.parents) if not place.exists()]  # the innermost first
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             before = entries(self.path)
@@ -77,8 +77,8 @@ class Folder:
         if entries(self.path) == {NAME}:
             (self.path / NAME).unlink()
             (self.path / LOCK).unlink()
-            if self.fresh:
-                self.path.rmdir()
+            for place in self.fresh:
+                place.rmdir()
 
     def __enter__(self) -> Folder:
         return self
@@ -105,7 +105,7 @@ def reopened(path: Path) -> Folder:
     if strange:
         raise OffbeatError(f"{path} holds {' and '.join(strange)} of somebody else; move them away")
     folder = object.__new__(Folder)
-    folder.path, folder.fresh, folder.lock, folder.manifest = path, False, Lock(path), manifest
+    folder.path, folder.fresh, folder.lock, folder.manifest = path, [], Lock(path), manifest
     return folder
 
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from offbeat.engines.engine import BadNumbers, Done
-from offbeat.errors import OffbeatError
+from offbeat.engines.engine import Done
+from offbeat.errors import BadNumbers, Interrupted, OffbeatError
 from offbeat.records import Row
 from offbeat.runs.account import Account
 from offbeat.runs.progress import Progress
@@ -38,10 +38,6 @@ class History:
     metrics: list[dict[str, Any]]
     recorded: Iterable[Row]  # the trace up to the checkpoint
     again: Callable[[], Iterable[Row]]  # the schedule from its beginning
-
-
-class Interrupted(OffbeatError):
-    """Somebody stopped the run."""
 
 
 @dataclass(frozen=True)

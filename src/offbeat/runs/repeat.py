@@ -18,15 +18,6 @@ from offbeat.errors import ConfigError, OffbeatError
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "tf32": 1e-1, "bf16": 1e-1}
 
 
-class ReplayDiffers(OffbeatError):
-    """The model of a replay is not the stored one. `outcome` is the replay's, `distance` how far apart they are."""
-
-    def __init__(self, text: str, outcome: Any, distance: Distance) -> None:
-        super().__init__(text)
-        self.outcome = outcome
-        self.distance = distance
-
-
 @dataclass(frozen=True)
 class Distance:
     """Between two models: the largest difference of two parameters, and the norm of all against that of the stored."""

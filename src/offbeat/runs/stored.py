@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,9 +76,8 @@ class Stored:
 
     def check_config(self, table: Mapping[str, Any]) -> None:
         """Refuse a config, made with objects that were passed again, that is not the run's."""
-        if config_digest(table) != self.manifest.config_digest:
-            changed = changed_keys(toml.parse(self.manifest.config), toml.parse(toml.write(table)))
-            fixed = [key for key in changed if key.partition(".")[0] not in FREE]
+        changed = changed_keys(toml.parse(self.manifest.config), toml.parse(toml.write(table)))
+        if fixed := [key for key in changed if key.partition(".")[0] not in FREE]:
             raise OffbeatError(
                 f"the run in {self.path} was made with another {', '.join(fixed)}; pass what it was made with"
             )
@@ -148,7 +148,8 @@ def changed_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     plain: list[dict[str, str]] = []
     for table in (one, other):
         inner = {(k, i): v for k, t in table.items() for i, v in (t.items() if isinstance(t, dict) else [("", t)])}
-        plain.append({".".join(filter(None, key)): toml.value(value) for key, value in inner.items()})
+        texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in inner.items()}
+        plain.append({".".join(filter(None, key)): text for key, text in texts.items()})
     return [key for key in {**plain[0], **plain[1]} if plain[0].get(key) != plain[1].get(key)]
 
 

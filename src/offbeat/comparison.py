@@ -9,8 +9,7 @@ from typing import Any
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.engines.engine import BadNumbers
-from offbeat.errors import ConfigError
+from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
 from offbeat.runs import plots, report
 from offbeat.runs.disk import storing

@@ -1,0 +1,7 @@
+"""The words that an experiment may give for how it is computed. They stand alone: to check them needs no PyTorch."""
+
+from typing import Literal
+
+Mode = Literal["wave", "twin"]
+Precision = Literal["float32", "tf32", "bf16", "float64"]
+Choice = Literal["auto", "device", "host", "file"]  # where what clients keep lies

@@ -1,0 +1,78 @@
+"""`offbeat compare`: several methods, several seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offbeat import toml
+from offbeat.cli.flags import Device, FleetName, Json, Overwrite, Sets, TaskName, Until, merge
+from offbeat.cli.output import show_table
+from offbeat.errors import BadNumbers, ConfigError
+
+if TYPE_CHECKING:
+    from offbeat.config import Experiment
+
+
+def compare(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="Methods to compare, or tables [methods.X] of --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; [methods.LABEL] tables give each method's options.")
+    ] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from the config's seed on.", min=1)] = 1,
+    device: Device = None,
+    until: Until = None,
+    sets: Sets = None,
+    out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
+        "runs/compare"
+    ),
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
+    flags = {"task": task, "fleet": fleet, "device": device}
+    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [])
+    common, experiments = labelled(table, methods or [])
+    from offbeat.comparison import compare
+    from offbeat.runs import report
+    from offbeat.runs.progress import Progress
+    from offbeat.runs.store import strict
+
+    def progress(label: str, experiment: Experiment) -> Progress:
+        return Progress(f"{label} seed {experiment.seed}", experiment.until)
+
+    result = compare(experiments, range(common.seed, common.seed + seeds), out, progress, overwrite)
+    title = f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
+    picture, written = result.write(out, title)
+    if as_json:
+        runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
+        print(json.dumps({"picture": str(picture), "table": str(written), "runs": runs}))
+    else:
+        show_table("comparison", report.COLUMNS, result.rows())
+        print(f"picture: {picture}\ntable:   {written}")
+    if result.broken():
+        raise BadNumbers("\n".join(result.broken()))
+
+
+def labelled(table: dict[str, Any], methods: list[str]) -> tuple[Experiment, dict[str, Experiment]]:
+    """What all experiments of a comparison have in common, and each of them by its label."""
+    from offbeat.config import Experiment
+
+    options = table.pop("methods", {})
+    if not isinstance(options, dict) or not all(isinstance(each, dict) for each in options.values()):
+        raise ConfigError(["[methods] must hold one table per label, e.g. [methods.fedbuff]"])
+    if "method" in table:
+        raise ConfigError(["compare runs several methods; set options as methods.LABEL.option, not method.option"])
+    labels = methods or list(options)
+    if not labels:
+        raise ConfigError(["nothing to compare; name methods, e.g. `offbeat compare fedbuff local-sgd`"])
+    common = Experiment.of(table)
+    return common, {label: replace(common, method={"name": label, **options.get(label, {})}) for label in labels}

@@ -1,0 +1,84 @@
+"""Flags that several commands take, and the config that they and a file make together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offbeat import toml
+from offbeat.errors import ConfigError
+from offbeat.runs.target import LIMITS
+
+if TYPE_CHECKING:
+    from offbeat.config import Experiment
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
+TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`.")]
+FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`.")]
+Seed = Annotated[int | None, typer.Option(help="Decides every random draw.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Until = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"When to stop, e.g. accuracy=0.9; repeatable. Limits: {', '.join(LIMITS)}. They replace the config's."
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left in --out.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+
+
+def experiment_of(
+    config: Path | None, flags: dict[str, Any], sets: list[str] | None, until: list[str] | None = None
+) -> Experiment:
+    """The experiment that a file, if any, and the flags describe."""
+    table = toml.read(config) if config else {}
+    from offbeat.config import Experiment
+
+    return Experiment.of(merge(table, flags, sets or [], until or []))
+
+
+def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> dict[str, Any]:
+    """A config's table with the flags and then each --set laid over it."""
+    for name, given in flags.items():
+        if given is None:
+            continue
+        named = name in ("method", "task", "fleet") and isinstance(table.get(name), dict)
+        table[name] = table[name] | {"name": given} if named else given
+    if until:
+        table["until"] = limits(until)
+    for text in sets:
+        path, value = assignment("--set", text)
+        place = table
+        *parents, last = path.split(".")
+        for depth, parent in enumerate(parents):
+            inner = place.get(parent, {})
+            if depth == 0 and parent in ("method", "task", "fleet") and parent not in place:
+                inner = default(parent)
+            place[parent] = dict(inner) if isinstance(inner, dict) else {"name": inner}
+            place = place[parent]
+        place[last] = value
+    return table
+
+
+def default(kind: str) -> Any:
+    from offbeat.config import Experiment
+
+    return getattr(Experiment(), kind)
+
+
+def limits(until: list[str] | None) -> dict[str, Any]:
+    return dict(assignment("--until", text) for text in until or [])
+
+
+def assignment(flag: str, text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ConfigError([f"{flag} {text}: write it as key=value, e.g. {flag} commits=100"])
+    return name.strip(), toml.parse_value(value.strip())

@@ -1,0 +1,79 @@
+"""`offbeat list`: what a config may name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from offbeat import toml
+from offbeat.cli.flags import Json
+from offbeat.errors import ConfigError, unknown
+from offbeat.options import defaults
+
+TABLES = {  # where each list is; it is imported when it is asked for
+    "methods": ("offbeat.methods", "METHODS"),
+    "tasks": ("offbeat.tasks.make", "TASKS"),
+    "fleets": ("offbeat.fleets.make", "FLEETS"),
+    "models": ("offbeat.tasks.models", "MODELS"),
+    "splits": ("offbeat.tasks.splits", "SPLITS"),
+    "graphs": ("offbeat.fleets.graphs", "GRAPHS"),
+    "policies": ("offbeat.config", "POLICIES"),
+    "papers": ("offbeat.papers", "PAPERS"),
+}
+HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
+
+
+def list_names(
+    what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits, graphs, policies or papers.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: its options and their defaults.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List what a config may name; with a NAME, the options that it takes."""
+    if what not in TABLES:
+        raise ConfigError([unknown("list", what, TABLES)])
+    module, variable = TABLES[what]
+    table: Mapping[str, Any] = getattr(import_module(module), variable)
+    if name is not None:
+        show_options(what, name, table, as_json)
+        return
+    sources = data_sources() if what == "tasks" else {}
+    described = {known: first_line(sources.get(known, thing)) for known, thing in table.items()}
+    if as_json:
+        print(json.dumps(described))
+        return
+    width = max(map(len, described))
+    for known, text in described.items():
+        print(f"{known:<{width}}  {text}")
+
+
+def show_options(what: str, name: str, table: Mapping[str, Any], as_json: bool) -> None:
+    if name not in table:
+        raise ConfigError([unknown(what.removesuffix("s"), name, table)])
+    thing = table[name]
+    options = defaults(thing, HIDDEN if what in ("methods", "tasks") else (*HIDDEN, "clients"))
+    if what == "tasks":
+        from offbeat.tasks.make import DEFAULTS
+
+        options |= DEFAULTS.get(name, {})
+    if as_json:
+        print(json.dumps({key: repr(value) for key, value in options.items()}))
+        return
+    print((thing.__doc__ or "").strip())
+    for key, value in options.items():
+        print(f"  {key} = {toml.value(value)}")
+
+
+def data_sources() -> Mapping[str, Any]:
+    """Tasks whose maker is shared are described by where their data come from."""
+    from offbeat.tasks.data import DATA
+
+    return DATA
+
+
+def first_line(thing: Any) -> str:
+    text = (thing.__doc__ or "").strip()
+    return text.splitlines()[0] if text else ""

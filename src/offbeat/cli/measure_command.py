@@ -1,0 +1,74 @@
+"""`offbeat measure`: the constants of a problem, and what theory makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.flags import ConfigFile, Device, FleetName, Json, Seed, Sets, TaskName, experiment_of
+from offbeat.cli.output import show_json, show_table, writing
+from offbeat.meters.theorems import THEOREMS
+
+
+def measure(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="The method whose schedule is looked at.")] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Measure at this model: a run directory or a file.")] = None,
+    train: Annotated[int, typer.Option(help="Or train so many commits first.", min=0)] = 0,
+    samples: Annotated[int, typer.Option(help="Samples of each client to look at; 0: all.", min=0)] = 32,
+    rounds: Annotated[int, typer.Option(help="Rounds of FedAvg for the path estimators.", min=1)] = 10,
+    local_steps: Annotated[int, typer.Option(help="Local steps in each of them.", min=1)] = 10,
+    client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
+    iterations: Annotated[int, typer.Option(help="Steps of power iteration beside the path; 0: none.", min=0)] = 0,
+    advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(THEOREMS)}.")] = None,
+    seed: Seed = None,
+    device: Device = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for all of it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a problem: curvature (L~, L_g, L_h), divergence (zeta, gamma, B), noise, clusters, staleness.
+
+    Example: offbeat measure --task digits --train 50 --advise local-sgd
+    """
+    flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    experiment = experiment_of(config, flags, sets)
+    from offbeat import advise as theory
+    from offbeat.config import split_name
+    from offbeat.measure import Effort, measure
+    from offbeat.runs import report
+    from offbeat.runs.progress import Progress
+    from offbeat.runs.store import strict
+
+    if advise is not None:
+        theory.asked_about(experiment, advise)  # what cannot be asked is said before anything is measured
+    effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
+    with writing(out, ".json"):
+        progress = Progress("measuring", {})
+        try:
+            measured = measure(experiment, checkpoint, train, effort, progress)
+        finally:
+            progress.close()
+        plan, counsels = theory.advise(measured, experiment, advise) if advise else (None, {})
+        figures = measured.json()
+        if plan is not None:
+            figures |= {"plan": asdict(plan), "advice": {name: counsel.json() for name, counsel in counsels.items()}}
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(strict(figures), indent=1) + "\n")
+    if as_json:
+        show_json(figures)
+        return
+    name = split_name("task", experiment.task)[0]
+    show_table(f"{name}: loss {measured.loss:.4g}", report.READINGS, report.reading_rows(measured))
+    lines = [measured.verdict, *report.schedule_lines(measured.schedule), *measured.notes]
+    lines.append(f"{measured.passes:.1f} passes over the data in {measured.seconds:.1f} s")
+    for name, counsel in counsels.items():
+        lines += report.counsel_lines(name, counsel)
+    print("\n".join(lines))

@@ -1,0 +1,91 @@
+"""`offbeat paper`: tables and figures of the papers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.flags import Json, Overwrite
+from offbeat.cli.output import show_json, show_table, terminal
+from offbeat.errors import ConfigError, unknown
+
+
+def paper(
+    name: Annotated[str, typer.Argument(help="A recipe: `offbeat list papers`; or `all`, with what is kept of them.")],
+    only: Annotated[list[str] | None, typer.Option(help="Only these methods or data sets; repeatable.")] = None,
+    n: Annotated[list[int] | None, typer.Option("--n", help="Only these values of n; repeatable.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Seeds 0 .. SEEDS-1; 1, or with --cells and --resume as many as the paper.", min=1),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="This seed alone.", min=0)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, or tf32 on CUDA.")] = "float32",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale",
+            "--size",
+            help="smoke (seconds, embedded data), small, or full (the paper's size). "
+            "[default: small; full with --cells and --resume]",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for tables and pictures.")] = Path("runs/papers"),
+    overwrite: Overwrite = False,
+    cells: Annotated[bool, typer.Option("--cells", help="Show missing cells and the seconds they take here.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Run missing cells, the most telling first.")] = False,
+    minutes: Annotated[float, typer.Option(help="How long --resume may take.", min=0.01)] = 9.0,
+    results: Annotated[Path, typer.Option(help="Where records of cells are kept.")] = Path("results/papers"),
+    status: Annotated[bool, typer.Option("--status", help="Show what has been run, and what agrees.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write results/README.md and docs/papers.md.")] = False,
+    merge: Annotated[Path | None, typer.Option(help="Take over the records of this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Remake one table or figure of a paper; prints our figures beside the paper's.
+
+    Example: offbeat paper dlsgd-table2 --cells; offbeat paper dlsgd-table2 --resume --minutes 9 --device cuda
+    """
+    from offbeat.papers import PAPERS, RECIPES
+    from offbeat.papers import page as summary
+    from offbeat.papers.engine import resume as fill
+    from offbeat.papers.progress import Progress as Kept
+    from offbeat.papers.recipe import Settings
+    from offbeat.runs.disk import storing
+    from offbeat.runs.folder import Folder
+
+    keeping = cells or resume or status or page or merge is not None
+    if name not in PAPERS and not (name == "all" and keeping):
+        raise ConfigError([unknown("paper recipe", name, PAPERS)])
+    size = scale or ("full" if keeping else "small")
+    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / name, seed)
+    if keeping:
+        kept = Kept(results)
+        recipes = list(RECIPES.values()) if name == "all" else [RECIPES[name]]
+        if merge is not None:
+            print(f"took over {kept.merge(merge)} records from {merge}")
+        if resume:
+            done = fill(recipes, kept, settings, minutes, lambda text: print(text, file=sys.stderr, flush=True))
+            print(f"{done} cells were run; their records are in {results}")
+        if cells or status:
+            found = summary.cells(recipes, kept, settings) if cells else summary.status(recipes, kept)
+            if as_json:
+                show_json(found)
+            else:
+                summary.show(found, terminal())
+        if page:
+            for path in summary.write_pages(recipes, kept):
+                print(f"wrote {path}")
+        return
+    with Folder(settings.out, "paper", overwrite) as folder, storing(settings.out):
+        made = PAPERS[name](settings)
+        folder.add(made.files)
+    if as_json:
+        show_json(made.json())
+        return
+    for table in made.tables:
+        show_table(table.title, table.columns, table.rows)
+    for line in (*made.notes, *(f"wrote {path}" for path in made.files)):
+        print(line)

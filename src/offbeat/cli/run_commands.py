@@ -1,0 +1,91 @@
+"""`offbeat run`, `resume` and `replay`: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.flags import (
+    ConfigFile,
+    Device,
+    FleetName,
+    Json,
+    Overwrite,
+    Seed,
+    Sets,
+    TaskName,
+    Until,
+    experiment_of,
+    limits,
+)
+from offbeat.cli.output import show_json, show_outcome
+from offbeat.errors import ReplayDiffers
+
+
+def run(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="A method: `offbeat list methods`.")] = None,
+    task: TaskName = None,
+    fleet: FleetName = None,
+    seed: Seed = None,
+    device: Device = None,
+    until: Until = None,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for config, trace, metrics, result and model; new or empty.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment.
+
+    Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
+    """
+    flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    experiment = experiment_of(config, flags, sets, until)
+    from offbeat.experiment import run
+    from offbeat.runs.progress import Progress
+
+    progress = Progress(f"{experiment.method} seed {experiment.seed}", experiment.until)
+    show_outcome(run(experiment, out, progress, overwrite), as_json, out)
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
+    until: Until = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that stopped; the result is the one the run would have had."""
+    further = limits(until)
+    from offbeat.experiment import resume
+    from offbeat.runs.progress import Progress
+
+    progress = Progress(str(directory), further)
+    show_outcome(resume(directory, further or None, progress), as_json, directory)
+
+
+def replay(
+    directory: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="How far apart the models may be: the norm of the difference against that of the stored model. "
+            "Left out: 0 where the run was made, elsewhere by its precision.",
+            min=0.0,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
+    from offbeat.experiment import repeat
+
+    outcome, apart = repeat(directory, tolerance)
+    if as_json:
+        show_json({"same_commands": True, **apart.json(), **outcome.result})
+    else:
+        model = "has the same bits" if apart.same_bits else f"{'is near' if apart.within else 'DIFFERS'}: {apart}"
+        print(f"same commands over {outcome.commits} commits; model {model}")
+    if not apart.within:
+        raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
