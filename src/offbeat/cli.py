@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from offbeat import __version__, toml
+from offbeat import __version__, registry, toml
 from offbeat.advise import THEOREMS, asked_about
 from offbeat.advise import advise as run_advise
 from offbeat.assemble import make_fleet, make_task, seed_problems
@@ -24,33 +24,29 @@ from offbeat.bench import ITEMS
 from offbeat.bench import Settings as Bench
 from offbeat.bench import bench as run_bench
 from offbeat.compare import compare as run_comparison
-from offbeat.config import POLICIES, Experiment, split_name
+from offbeat.config import Experiment, split_name
 from offbeat.engines.local import BadNumbers
 from offbeat.errors import ConfigError, OffbeatError, StorageError, unknown
 from offbeat.experiment import repeat as repeat_run
 from offbeat.experiment import resume as resume_run
 from offbeat.experiment import run as run_experiment
-from offbeat.fleets.graphs import GRAPHS
-from offbeat.fleets.make import FLEETS
+from offbeat.fleets.make import maker as fleet_maker
+from offbeat.laws import check as check_laws
 from offbeat.measure import Effort
 from offbeat.measure import measure as run_measure
 from offbeat.meters import hlsgd
-from offbeat.methods import METHODS
 from offbeat.options import defaults, option_problems
-from offbeat.papers import PAPERS
 from offbeat.papers.recipe import Settings
 from offbeat.runs import plots, report
 from offbeat.runs.disk import storing
-from offbeat.runs.folder import Folder
+from offbeat.runs.folder import Folder, file_name
 from offbeat.runs.loop import Interrupted, Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import ReplayDiffers
 from offbeat.runs.store import strict
 from offbeat.runs.target import LIMITS
 from offbeat.tasks.data import DATA
-from offbeat.tasks.make import DEFAULTS, TASKS
-from offbeat.tasks.models import MODELS
-from offbeat.tasks.splits import SPLITS
+from offbeat.tasks.make import DEFAULTS
 
 app = typer.Typer(
     help="Train one model over many clients that keep no common time.", no_args_is_help=True, add_completion=False,
@@ -58,14 +54,14 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console(width=None if sys.stdout.isatty() else 180)
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
-LISTS: dict[str, dict[str, Any]] = {
-    "methods": METHODS, "tasks": TASKS, "fleets": FLEETS, "models": MODELS, "splits": SPLITS, "graphs": GRAPHS,
-    "policies": POLICIES, "papers": PAPERS,
+LISTS = {
+    "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
+    "policies": "policy", "papers": "recipe",
 }  # fmt: skip
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
-TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`.")]
-FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`.")]
+TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`, or module:function.")]
+FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`, or module:function.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
 ]
@@ -78,6 +74,9 @@ Until = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left in --out.")
+]
+ChangedCode = Annotated[
+    bool, typer.Option("--changed-code", help="Go on although code of your own that the run uses was changed.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
@@ -143,7 +142,9 @@ def print_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
 @app.command()
 def run(
     config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="A method: `offbeat list methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A method: `offbeat list methods`, or module:function of your own.")
+    ] = None,
     task: TaskName = None,
     fleet: FleetName = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
@@ -170,12 +171,13 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
     until: Until = None,
+    changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that stopped; the result is the one the run would have had."""
     limits = dict(assignment("--until", text) for text in until or [])
     progress = Progress(str(directory), limits)
-    print_outcome(resume_run(directory, limits or None, progress), as_json, directory)
+    print_outcome(resume_run(directory, limits or None, progress, changed_code), as_json, directory)
 
 
 @app.command()
@@ -189,10 +191,11 @@ def replay(
             min=0.0,
         ),
     ] = None,
+    changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
     """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
-    outcome, apart = repeat_run(directory, tolerance)
+    outcome, apart = repeat_run(directory, tolerance, changed_code)
     if as_json:
         print(json.dumps(strict({"same_commands": True, **apart.json(), **outcome.result})))
     else:
@@ -371,7 +374,7 @@ def clusters(
 @app.command("list")
 def list_names(
     what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits, graphs, policies or papers.")],
-    name: Annotated[str | None, typer.Argument(help="One of them: its options and their defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them, or module:function: its options.")] = None,
     as_json: Json = False,
 ) -> None:
     """List what a config may name; with a NAME, the options that it takes."""
@@ -380,7 +383,7 @@ def list_names(
     if name is not None:
         show_options(what, name, as_json)
         return
-    described = {known: first_line(known, thing) for known, thing in LISTS[what].items()}
+    described = {known: first_line(known, thing) for known, thing in registry.names(LISTS[what]).items()}
     if as_json:
         print(json.dumps(described))
         return
@@ -390,9 +393,7 @@ def list_names(
 
 
 def show_options(what: str, name: str, as_json: bool) -> None:
-    if name not in LISTS[what]:
-        raise ConfigError([unknown(what.removesuffix("s"), name, LISTS[what])])
-    thing = LISTS[what][name]
+    thing = fleet_maker(name) if what == "fleets" else registry.find(LISTS[what], name)
     own = DEFAULTS.get(name, {}) if what == "tasks" else {}
     hidden = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")
     options = defaults(thing, hidden if what in ("methods", "tasks") else (*hidden, "clients")) | own
@@ -407,8 +408,36 @@ def show_options(what: str, name: str, as_json: bool) -> None:
 def first_line(name: str, thing: Any) -> str:
     if name in DATA:
         thing = DATA[name]
-    text = (thing.__doc__ or "").strip()
+    text = f"cannot be loaded: {thing}" if isinstance(thing, ConfigError) else (thing.__doc__ or "").strip()
     return text.splitlines()[0] if text else ""
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A method or a policy: module:function of your own, or a known name.")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="An option of it: name=value; repeatable.")] = None,
+    alone: Annotated[
+        list[str] | None,
+        typer.Option(help="An option with which a method is plain SGD for one client: name=value; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try every law on a method or policy of your own, and say in words which fail. Exit code 1 if one does.
+
+    Example: offbeat check my_module:my_method --set n=3 --alone n=1
+    """
+    options, single = (dict(assignment(flag, text) for text in texts or [])
+                       for flag, texts in (("--set", sets), ("--alone", alone)))  # fmt: skip
+    findings = check_laws(name, options, single or None)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    else:
+        for law, holds, said in findings:
+            verdict = {True: "holds", False: "FAILS", None: "does not apply"}[holds]
+            text = f"{verdict:<14}  {law}" + (f" {said}" if said else "")
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+    if any(finding.holds is False for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -427,11 +456,10 @@ def paper(
     as_json: Json = False,
 ) -> None:
     """Remake one table or figure of a paper; prints our figures beside the paper's."""
-    if name not in PAPERS:
-        raise ConfigError([unknown("paper recipe", name, PAPERS)])
-    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, scale, out / name)
+    registry.find("recipe", name)
+    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, scale, out / file_name(name))
     with Folder(settings.out, "paper", overwrite) as folder, storing(settings.out):
-        made = PAPERS[name](settings)
+        made = registry.make("recipe", name, settings)
         folder.add(made.files)
     if as_json:
         print(json.dumps(made.json()))
