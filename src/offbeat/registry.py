@@ -210,7 +210,8 @@ def misfit(kind: str, thing: Any) -> str | None:
         return None
     wanted = attribute(KINDS[kind].gives)
     if getattr(wanted, "_is_protocol", False):
-        lacks = [name for name in vars(wanted) if not name.startswith("_") and not hasattr(thing, name)]
+        members = [name for name in vars(wanted) if not name.startswith("_")]
+        lacks = [name for name in members if not hasattr(type(thing), name) and not hasattr(thing, name)]
         return f"a {wanted.__name__} also has {', '.join(lacks)}" if lacks else None
     return None if isinstance(thing, wanted) else f"it must give a {wanted.__name__}"
 
