@@ -177,7 +177,7 @@ def test_bad_numbers_end_with_3_and_leave_the_directory_readable(offbeat, tmp_pa
         (("compare",), "nothing to compare; name methods"),
         (("compare", "fedbuf"), "unknown method 'fedbuf': did you mean 'fedbuff'?"),
         (("list", "method"), "unknown list 'method': did you mean 'methods'?"),
-        (("paper", "dlsgd-tabel2"), "unknown paper recipe 'dlsgd-tabel2': did you mean 'dlsgd-table2'?"),
+        (("paper", "dlsgd-tabel2"), "unknown recipe 'dlsgd-tabel2': did you mean 'dlsgd-table2'?"),
         (("paper", "dlsgd-table2", "--scale", "tiny"), "--scale tiny; it is one of smoke, small, full"),
         (
             ("paper", "dlsgd-fig2", "--scale", "smoke", "--n", "15"),

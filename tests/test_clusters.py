@@ -360,7 +360,7 @@ def counted(built: Built, commits: int) -> dict[str, float]:
             continue
         cluster = clusters[record.client]
         if isinstance(record, Finished):
-            steps = policy.steps
+            steps = policy.orders
             found["client_steps"] += steps * cluster.size
             if policy.edge:
                 found["bytes_d2d"] += 2 * cluster.size * (steps // policy.every) * policy.rounds * VECTOR

@@ -1,8 +1,9 @@
-"""The table of laws: every method passes every line. A new method is one more entry in METHODS_UNDER_LAW."""
+"""Every method passes the table of laws (`offbeat.laws`). A new method is one more entry in METHODS_UNDER_LAW."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,9 @@ import torch
 
 from offbeat import METHODS
 from offbeat.assemble import build_method
-from offbeat.keys import generator
-from offbeat.method import Cohort
-from offbeat.records import Begun, Commit
-from offbeat.runs.stored import read_trace
-from offbeat.runs.tables import write_trace
-from offbeat.schedule.clock import VirtualClock
-from offbeat.schedule.horizon import Horizon
-from offbeat.schedule.hybrid import Hybrid
-from offbeat.schedule.trace import Replay
+from offbeat.laws import Alone, law_cases
 from offbeat.tasks.quadratic import optimum, quadratic, random_quadratic
-from worlds import Times, engine_of, final, play, quadratic_world, times
+from worlds import Times, final, play, times
 
 METHODS_UNDER_LAW: dict[str, dict[str, Any]] = {
     "minibatch-sgd": {"n": 4},
@@ -45,152 +38,45 @@ METHODS_UNDER_LAW: dict[str, dict[str, Any]] = {
     "hl-sgd": {"local_steps": 5, "gossip_every": 2, "p": 0.5, "client_options": {"momentum": 0.5}},
     "scaffold": {"n": 4, "option": "I", "server_lr": 0.8},
 }
-every_method = pytest.mark.parametrize("name", sorted(METHODS_UNDER_LAW))
-HYBRID = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
+SINGLE: dict[str, dict[str, Any]] = {  # options under which one client is plain SGD, where they are not n = 1
+    **{name: {"n": 1, "server_lr": 0.1} for name in ("minibatch-sgd", "asysg")},
+    **{name: {"n": 1, "server_lr": 1.0} for name in ("local-sgd", "dlsgd-homo", "dlsgd-hetero")},
+    **{name: {} for name in ("hl-sgd", "gossip-sgd", "gossip-pga", "hierarchical-local-sgd")},
+    "async-hl-sgd": {"buffer_size": 1, "staleness": "constant"},
+    "fedasync": {"alpha": 1.0},
+    "fedbuff": {"buffer_size": 1},
+    "fedlin": {"n": 1, "client_lr": 0.4},  # its rate is for all steps of a round together
+    "fedprox": {"n": 1, "proximal": 0.0},
+}
+SGD_STEPS = {"fedlin": 24}  # of 12 commits; half of FedLin's only look
+ITS_OWN = ("fedagrac-first", "fedagrac-reverse")  # they calibrate even a single client, by its own first gradient
 WORLD = times(8, steps=(3, 1, 4, 2, 6, 3, 5, 2))
 
 
-def world(name: str) -> Any:
-    """Eight clients, or eight clusters of 1 to 7."""
-    return quadratic_world(24 if isinstance(build_method(method(name)).when, Hybrid) else 8)
+def alone(name: str) -> Alone | None:
+    if name in ITS_OWN:
+        return None
+    steps = {} if name in ("minibatch-sgd", "asysg") else {"client_lr": 0.1, "local_steps": 4}
+    options = {**steps, **SINGLE.get(name, {"n": 1})}
+    return Alone(partial(build_method, {"name": name, **options}), 0.1, SGD_STEPS.get(name))
 
 
-def method(name: str, **options: Any) -> dict[str, Any]:
-    return {"name": name, **METHODS_UNDER_LAW[name], **options}
+def cases() -> list[Any]:
+    """Every law on every method."""
+    return [
+        pytest.param(law, id=f"{name}-{law}")
+        for name, options in METHODS_UNDER_LAW.items()
+        for law in law_cases(partial(build_method, {"name": name, **options}), alone(name))
+    ]
 
 
 def test_every_method_is_under_law() -> None:
     assert set(METHODS_UNDER_LAW) == set(METHODS)
 
 
-@every_method
-def test_waves_equal_the_slow_twin(name: str) -> None:
-    task = world(name)
-    wave = final(method(name), task, WORLD)
-    assert torch.allclose(wave, final(method(name), task, WORLD, mode="twin"), rtol=0, atol=1e-12)
-    assert not torch.allclose(wave, torch.ones_like(wave))
-
-
-@every_method
-def test_how_jobs_are_cut_into_waves_does_not_matter(name: str) -> None:
-    made = build_method(method(name))
-    whole, _ = play(made, world(name), WORLD)
-    for limit in (1, 2, 3):
-        engine, _ = play_limited(made, world(name), limit)
-        assert torch.allclose(whole.server.state["model"], engine.server.state["model"], rtol=0, atol=1e-12)
-        assert engine.solver.waves >= whole.waves
-
-
-def horizon(made: Any, driver: Any) -> Horizon:
-    return Horizon(driver, 256, 30, memory=bool(made.what.local.remembers))
-
-
-def play_limited(made: Any, task: Any, limit: int) -> Any:
-    engine = engine_of(made, task, WORLD)
-    engine.solver.limit = limit
-    clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
-    return engine, list(engine.commits(horizon(made, clock)))
-
-
-@pytest.mark.parametrize("name", sorted(set(METHODS_UNDER_LAW) - {"fedasync"}))
-def test_order_of_updates_in_a_commit_does_not_matter(name: str) -> None:
-    """FedAsync is left out: it mixes one update after the other, and its buffer holds one."""
-    made = build_method(method(name))
-    engine, _ = play(made, world(name), WORLD, commits=5)
-    rng = torch.Generator().manual_seed(0)
-    vectors = (*made.what.local.sends, *made.what.keeps)
-    updates = {key: torch.randn(4, 4, generator=rng, dtype=torch.float64) for key in vectors}
-    updates |= {key: torch.rand(4, generator=rng, dtype=torch.float64) for key in made.what.local.tells}
-    columns = [torch.rand(4, generator=rng, dtype=torch.float64) for _ in range(3)]
-    columns += [torch.arange(4), torch.tensor([1.0, 2.0, 1.0, 3.0], dtype=torch.float64)]
-    back = [3, 1, 0, 2]
-    mixed = {key: u[back] for key, u in updates.items()}
-    there = made.what.commit(engine.server, updates, Cohort(*columns, 5, 8, 48, 8))
-    again = made.what.commit(engine.server, mixed, Cohort(*(c[back] for c in columns), 5, 8, 48, 8))
-    assert torch.allclose(there["model"], again["model"], atol=1e-12)
-
-
-@every_method
-def test_numbers_of_clients_do_not_matter_to_a_wave(name: str) -> None:
-    """Jobs keep their updates when they stand in another order beside others."""
-    engine, _ = play(method(name), world(name), WORLD, commits=1)
-    jobs = [Begun(client, client % 2, 1, 1 + client % 4) for client in range(6)]
-    plain = engine.solve(jobs)
-    order = [4, 0, 5, 2]
-    mixed = engine.solve([jobs[i] for i in order])
-    row = {job[:2]: place for place, job in enumerate(engine.rows(jobs))}
-    rows = [row[job[:2]] for job in engine.rows([jobs[i] for i in order])]
-    for key, update in plain.updates.items():
-        assert torch.allclose(update[rows], mixed.updates[key], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", sorted(set(METHODS_UNDER_LAW) - {"fedagrac-first", "fedagrac-reverse"}))
-def test_one_client_is_plain_sgd(name: str) -> None:
-    """With one client, rates (lr, 1) and no options, K steps and a commit are K steps of SGD.
-
-    FedaGrac-first and -reverse are left out: they calibrate even a single client, by its own first gradient.
-    """
-    matrices, linear = random_quadratic(1, 3, seed=5)
-    task = quadratic(matrices, linear, np.ones(3))
-    options: dict[str, Any] = {"client_lr": 0.1, "local_steps": 4}
-    if name in ("minibatch-sgd", "asysg"):
-        options = {"server_lr": 0.1}
-    if name == "fedasync":
-        options |= {"alpha": 1.0}
-    elif name in HYBRID:
-        options |= {"staleness": "constant"} if name == "async-hl-sgd" else {}
-    elif name in ("local-sgd", "dlsgd-homo", "dlsgd-hetero"):
-        options |= {"server_lr": 1.0}
-    sizes = {other: {} for other in (*HYBRID, "fedasync")} | {
-        "fedbuff": {"buffer_size": 1},
-        "fedprox": {"proximal": 0.0},
-    }
-    options |= sizes.get(name, {"n": 1})
-    if name == "fedlin":
-        options["client_lr"] = 0.4  # its rate is for all steps of a round together
-    w = np.ones(3)
-    for _ in range({"fedlin": 24}.get(name, 48) if "client_lr" in options else 12):
-        w = w - 0.1 * (matrices[0] @ w - linear[0])
-    model = final({"name": name, **options}, task, Times([0.1], [0.1], [0.1]), commits=12)
-    assert np.allclose(model.numpy(), w, rtol=0, atol=1e-12)
-
-
-@every_method
-def test_same_seed_same_trace_bytes_and_replay(name: str, tmp_path: Any) -> None:
-    made = build_method(method(name))
-
-    def rows(seed: int) -> list[Any]:
-        found, commits = [], 0
-        for row in VirtualClock(made.when, WORLD, generator(seed, "policy")):
-            found.append(row)
-            commits += isinstance(row[1], Commit)
-            if commits == 40:
-                return found
-        raise AssertionError("the schedule ended")
-
-    files = []
-    for place in range(2):
-        write_trace(rows(7), tmp_path / f"{place}.parquet")
-        files.append((tmp_path / f"{place}.parquet").read_bytes())
-    assert files[0] == files[1]
-    stored = read_trace(tmp_path / "0.parquet")
-    assert stored == rows(7)
-    assert list(Replay(stored, made.when, 8, generator(7, "policy"))) == stored
-
-
-@every_method
-def test_replay_of_a_trace_gives_the_same_bits(name: str) -> None:
-    made = build_method(method(name))
-    clock = VirtualClock(made.when, WORLD, generator(0, "policy"))
-    engine, done = play(made, world(name), WORLD)
-    rows = [row for commit in done for row in commit.step.rows]
-    assert rows == [row for _, row in zip(rows, clock, strict=False)]
-    again, _ = play(made, world(name), WORLD)
-    replayed = engine_of(made, world(name), WORLD)
-    driver = Replay(rows, made.when, 8, generator(0, "policy"))
-    assert len(list(replayed.commits(horizon(made, driver)))) == 30
-    assert torch.equal(replayed.server.state["model"], engine.server.state["model"])
-    assert torch.equal(again.server.state["model"], engine.server.state["model"])
+@pytest.mark.parametrize("law", cases())
+def test_a_method_keeps_the_law(law: Any) -> None:
+    law()
 
 
 # ---- special cases of the papers ----------------------------------------------------------------
@@ -202,7 +88,7 @@ def test_dlsgd_hetero_without_delay_is_generalised_fedavg() -> None:
     hetero, done = play({"name": "dlsgd-hetero", **common}, task, instant, commits=25)
     fedavg, _ = play({"name": "local-sgd", "replacement": True, **common}, task, instant, commits=25)
     assert all(staleness == 0 for commit in done for staleness in commit.staleness)
-    assert torch.allclose(hetero.server.state["model"], fedavg.server.state["model"], rtol=0, atol=1e-12)
+    assert torch.allclose(hetero.server["model"], fedavg.server["model"], rtol=0, atol=1e-12)
 
 
 def one_sample_world() -> Any:
@@ -228,7 +114,7 @@ def test_fedbuff_with_a_buffer_of_one_is_plain_asynchronous_sgd() -> None:
     spec = {"name": "fedbuff", "buffer_size": 1, "local_steps": 2, "client_lr": 0.1}
     engine, done = play(spec, one_sample_world(), WORLD, commits=60)
     assert [commit.step.commit.jobs[0][0] for commit in done] == history
-    assert np.allclose(engine.server.state["model"].numpy(), w, rtol=0, atol=1e-12)
+    assert np.allclose(engine.server["model"].numpy(), w, rtol=0, atol=1e-12)
 
 
 def test_fedavg_of_quadratics_follows_its_closed_form() -> None:
@@ -260,7 +146,7 @@ def test_fedasync_with_full_mixing_takes_the_clients_model() -> None:
     y = np.ones(4)
     for _ in range(2):
         y = y - 0.1 * (matrices[client] @ y - linear[client])
-    assert np.allclose(engine.server.state["model"].numpy(), y, atol=1e-12)
+    assert np.allclose(engine.server["model"].numpy(), y, atol=1e-12)
 
 
 def test_size_weights_are_proportional_to_the_shards() -> None:

@@ -80,9 +80,9 @@ def plan_of(built: Built, schedule: Schedule) -> Plan:
     when, rule, clients = built.method.when, built.method.what, built.task.clients
     law = built.fleet.local_steps
     counts = tuple(law.steps) if isinstance(law, Fixed) else ()
-    ordered: int | None = getattr(when, "steps", None)
+    ordered = when.orders
     steps = ordered or (round(float(np.mean(counts))) if counts else OWN_STEPS)
-    cohort = getattr(when, "size", None) or clients
+    cohort = when.cohort or clients
     if isinstance(when, Hybrid) and built.fleet.clusters is not None:
         cohort = min(when.reports(cluster.size) for cluster in built.fleet.clusters.each)
     options: dict[str, Any] = built.experiment.table()["method"]  # of a method of your own: its name alone

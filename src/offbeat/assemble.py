@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 
-from offbeat import clusters
+from offbeat import clusters, registry
 from offbeat.choices import Choice, Mode, Precision
-from offbeat.config import POLICIES, SCHEDULE_OPTIONS, Experiment, split_name
+from offbeat.config import POLICIES, Experiment, schedule_options, split_name
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, shown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.steps import Fixed
 from offbeat.keys import generator
 from offbeat.method import Cohort, Method, Policy, Rule
-from offbeat.methods import METHODS
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Evaluate
@@ -32,7 +31,7 @@ from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.sizes import size_problems
-from offbeat.tasks.make import TASKS, build_task
+from offbeat.tasks.make import build_task
 from offbeat.tasks.task import Task
 
 LEAST = 1e-9  # seconds between two looks at the model
@@ -47,6 +46,7 @@ class Built:
     method: Method
     task: Task
     fleet: Fleet
+    sources: Mapping[str, str] = field(default_factory=dict)  # digests of code that is not Offbeat's own, by its name
 
     @property
     def vector_bytes(self) -> float:
@@ -129,21 +129,26 @@ class Built:
 
 def build_method(given: Any) -> Method:
     if isinstance(given, Method):
-        if not hasattr(given.when, "conductor") or not isinstance(given.what, Rule):
-            raise ConfigError([f"method '{shown(given.name)}': `when` must be a Policy and `what` a Rule"])
-        return given
+        return checked_method(given)
     name, options = split_name("method", given)
-    if name not in METHODS:
-        raise ConfigError([unknown("method", name, METHODS)])
+    make = registry.find("method", name)
     when = options.pop("when", None)
-    problems = option_problems(name, METHODS[name], options, ("when",))
+    problems = option_problems(name, make, options, ("when",))
+    if when is not None and "when" not in signature(make).parameters:
+        problems.append(f"{name} has a policy of its own and takes no other; leave out when")
     if when is not None:
-        idle = [name for name in options if name in SCHEDULE_OPTIONS]
+        idle = [key for key in schedule_options(make) if key in options]
         problems += [f"{name}: {key} has no effect with when; say it in when (size, steps, ...)" for key in idle]
     policy = build_policy(when, problems)
     if problems:
         raise ConfigError(problems)
-    return METHODS[name](**options, when=policy)
+    return checked_method(registry.make("method", name, **options, **({} if policy is None else {"when": policy})))
+
+
+def checked_method(method: Method) -> Method:
+    if registry.misfit("policy", method.when) or not isinstance(method.what, Rule):
+        raise ConfigError([f"method '{shown(method.name)}': `when` must be a Policy and `what` a Rule"])
+    return method
 
 
 def build_policy(when: Any, problems: list[str]) -> Policy | None:
@@ -155,21 +160,32 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
         problems.append(f"{shown(when)} is no policy; give a name or a table with one. Known: {', '.join(POLICIES)}")
         return None
     kind, rest = given.get("policy"), {k: v for k, v in given.items() if k != "policy"}
-    if not isinstance(kind, str) or kind not in POLICIES:
-        problems.append(unknown("policy", str(kind), POLICIES))
+    if rest.get("custom"):
+        problems.append(f"policy {kind} was given as an object; pass the object again to run this config")
+        return None
+    try:
+        make = registry.find("policy", str(kind))
+    except ConfigError as error:
+        problems += error.problems
         return None
     before = len(problems)
-    problems += option_problems(f"policy '{kind}'", POLICIES[kind], rest)
+    problems += option_problems(f"policy '{kind}'", make, rest)
     if "between" in rest:
         rest["between"] = build_policy(rest["between"], problems)
         if rest["between"] is None and len(problems) == before:
             problems.append(f"policy '{kind}': between = none; it is the policy that conducts the clusters")
-    policy: Policy | None = POLICIES[kind](**rest) if len(problems) == before else None
+    policy: Policy | None = registry.make("policy", str(kind), **rest) if len(problems) == before else None
     return policy
 
 
 def build(experiment: Experiment) -> Built:
     """All objects of an experiment, or one error that names everything that is wrong with it."""
+    with registry.recording() as sources:
+        built = objects(experiment)
+    return replace(built, sources=sources)
+
+
+def objects(experiment: Experiment) -> Built:
     if problems := endless_problems(experiment):
         raise ConfigError(problems)
     problems = plain_problems(experiment)
@@ -257,13 +273,9 @@ def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:
 
 def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -> list[str]:
     """A step law that nobody would follow, because the method's config orders the steps itself."""
-    given = experiment.method
-    ordered = given.get("local_steps") if isinstance(given, Mapping) else None
-    if isinstance(method.when, Hybrid):  # it always orders
-        ordered = method.when.steps
-    if isinstance(given, Method) or (isinstance(given, Mapping) and given.get("when") is not None):
-        ordered = getattr(method.when, "steps", None)
-    if fleet is None or fleet.local_steps is None or ordered is None:
+    given, ordered = experiment.method, method.when.orders
+    silent = isinstance(given, str) or (isinstance(given, Mapping) and not {"when", "local_steps"} & given.keys())
+    if fleet is None or fleet.local_steps is None or ordered is None or (silent and method.when.speaks_of == "clients"):
         return []
     return [
         f"{method.name} orders local_steps = {ordered} of everyone, but the fleet has a step law of its own; "
@@ -273,7 +285,7 @@ def step_problems(experiment: Experiment, method: Method, fleet: Fleet | None) -
 
 def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
     """Whom a policy speaks of: clients, or, if it is hybrid, clusters."""
-    return len(fleet.clusters) if isinstance(when, Hybrid) and fleet and fleet.clusters else task.clients
+    return len(fleet.clusters) if when.speaks_of == "clusters" and fleet and fleet.clusters else task.clients
 
 
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
@@ -325,8 +337,6 @@ def make_task(experiment: Experiment) -> Task:
     if isinstance(experiment.task, Task):
         return experiment.task
     name, options = split_name("task", experiment.task)
-    if name not in TASKS:
-        raise ConfigError([unknown("task", name, TASKS)])
     return build_task(name, options, experiment.seed)
 
 
@@ -341,8 +351,6 @@ def make_fleet(experiment: Experiment, clients: int) -> Fleet:
             raise ConfigError(found)
         return fleet
     name, options = split_name("fleet", experiment.fleet)
-    if name not in FLEETS:
-        raise ConfigError([unknown("fleet", name, FLEETS)])
     if {"clients", "seed"} & set(options):
         raise ConfigError(
             ["a fleet is as large as its task and drawn by the run's seed; set task.clients or seed instead"]

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import signature
 from typing import Any
 
-from offbeat import toml
+from offbeat import registry, toml
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.errors import ConfigError, shown, unknown
-from offbeat.fleets.make import FLEETS
-from offbeat.methods import METHODS
+from offbeat.fleets.make import maker
+from offbeat.method import Method
 from offbeat.options import defaults, value_problems
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
-from offbeat.tasks.make import DEFAULTS, TASKS
+from offbeat.tasks.make import DEFAULTS
 
 POLICIES: dict[str, Any] = {"buffer": Buffer, "hybrid": Hybrid, "rounds": Rounds, "sampled": Sampled}
-SCHEDULE_OPTIONS = {
-    "n",
-    "buffer_size",
-    "local_steps",
-    "concurrency",
-    "overlap",
-    "replacement",
-    "over_selection",
-    "deadline",
-    "probes",
-    "p",
-    "gossip_every",
-    "gossip_rounds",
-    "edge",
-}
 
 
 @dataclass(frozen=True)
@@ -71,23 +57,32 @@ class Experiment:
     def table(self) -> dict[str, Any]:
         """The resolved config, every default spelt out; objects of your own appear by name only."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        makers: dict[str, Mapping[str, Any]] = {"method": METHODS, "task": TASKS, "fleet": FLEETS}
         fixed = {"method": ("when",), "task": ("data", "seed"), "fleet": ("clients", "seed")}
-        for kind, table in makers.items():
+        for kind, hidden in fixed.items():
             given = plain[kind]
             if not isinstance(given, str | Mapping):
                 plain[kind] = {"name": given.name, "custom": True}
                 continue
             name, options = split_name(kind, given)
-            own = defaults(table[name], fixed[kind]) | (DEFAULTS.get(name, {}) if kind == "task" else {})
+            make = maker(name) if kind == "fleet" else registry.find(kind, name)
+            own = defaults(make, hidden) | (DEFAULTS.get(name, {}) if kind == "task" else {})
             if options.get("when") is not None:
-                own = {key: value for key, value in own.items() if key not in SCHEDULE_OPTIONS}
+                taken = schedule_options(make)
+                own = {key: value for key, value in own.items() if key not in taken}
                 options["when"] = written_policy(options["when"])
             plain[kind] = {"name": name, **own, **options}
         return plain
 
     def toml(self) -> str:
         return toml.write(self.table())
+
+
+def schedule_options(make: Callable[..., Any]) -> tuple[str, ...]:
+    """The options of a method that say how its own policy is to be; where another is given they have no effect."""
+    if any(p.default is p.empty for p in signature(make).parameters.values()):
+        return ()  # it cannot be asked without them
+    method: Method = make()
+    return method.when.options
 
 
 def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
@@ -107,9 +102,12 @@ def written_policy(when: Any) -> dict[str, Any]:
     """A policy as a config would name it, every default spelt out."""
     given = {"policy": when} if isinstance(when, str) else when
     if isinstance(given, Mapping):
-        found = {"policy": given["policy"], **defaults(POLICIES[given["policy"]]), **given}
+        options = {"policy": given["policy"], **defaults(registry.find("policy", given["policy"])), **given}
+    elif is_dataclass(given) and not isinstance(given, type):
+        options = {f.name: getattr(given, f.name) for f in fields(given)}
+        options = {"policy": registry.name_of("policy", type(given)), **options}
     else:
-        found = {"policy": type(given).__name__.lower(), **{f.name: getattr(given, f.name) for f in fields(given)}}
-    if "between" in found:
-        found["between"] = written_policy(found["between"])
-    return found
+        return {"policy": shown(given), "custom": True}
+    if "between" in options:
+        options["between"] = written_policy(options["between"])
+    return options

@@ -38,7 +38,7 @@ def run(
         return go(experiment, built, engine, built.horizon(built.clock()), built.account(), None, progress)
     text = experiment.toml()
     with Folder(out, "run", overwrite) as folder:
-        folder.manifest.config_digest = config_digest(experiment.table())
+        folder.manifest.config_digest, folder.manifest.sources = config_digest(experiment.table()), dict(built.sources)
         engine = built.engine()
         store = Store(folder.path, folder.lock, folder.manifest, text, environment(engine.device, engine.threads))
         return go(experiment, built, engine, built.horizon(built.clock()), built.account(), store, progress)
@@ -48,17 +48,20 @@ def resume(
     out: str | Path,
     until: Mapping[str, float] | None = None,
     progress: Progress | None = None,
+    changed_code: bool = False,
     **objects: Any,
 ) -> Outcome:
     """Go on with a run that stopped, for whatever reason, as if it had not. `until` may set a further limit.
 
     Time never depends on values, so the schedule is run again from the seed and checked against the stored trace;
-    the numerics go on from the checkpoint. Objects of your own (task=..., method=..., fleet=...) are passed again.
+    the numerics go on from the checkpoint. Objects of your own (task=..., method=..., fleet=...) are passed again; a
+    function that the config names as module:function must be what it was, unless `changed_code` says it need not.
     """
     path = Path(out)
     Stored(path)  # a directory that is none of ours is not even locked
     with Lock(path) as lock:
         stored = Stored(path)
+        stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=True) | objects)
         stored.check_config(experiment.table())
         point = stored.checkpoint()
@@ -72,7 +75,7 @@ def resume(
         here = environment(engine.device, engine.threads)
         if other := differences(manifest.environments, here):
             warnings.warn(f"{path} was run elsewhere ({'; '.join(other)}), so its bits may differ", stacklevel=2)
-        manifest.trace, manifest.metrics = point.trace, point.metrics
+        manifest.trace, manifest.metrics, manifest.sources = point.trace, point.metrics, dict(built.sources)
         manifest.checkpoints = manifest.checkpoints[: manifest.checkpoints.index(point.name) + 1]
         metrics = [row for batch in batches(stored.sources("metrics"), "metrics") for row in batch.to_pylist()]
         history = History(point, metrics, stored.rows(), built.clock)
@@ -81,24 +84,27 @@ def resume(
         return go(experiment, built, engine, built.horizon(built.clock()), account, store, progress, history)
 
 
-def replay(out: str | Path, tolerance: float | None = None, **objects: Any) -> Outcome:
+def replay(out: str | Path, tolerance: float | None = None, changed_code: bool = False, **objects: Any) -> Outcome:
     """Run again from a stored trace instead of the clock: the policy must say the same, the model must be the same.
 
     Raises `ReplayDiffers` where the models are further apart than `tolerance`, the relative norm of their difference.
     By default that is 0 where the run was made, and elsewhere what rounding may do there (`runs/repeat.py`).
     """
-    outcome, apart = repeat(out, tolerance, **objects)
+    outcome, apart = repeat(out, tolerance, changed_code, **objects)
     if not apart.within:
         raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
     return outcome
 
 
-def repeat(out: str | Path, tolerance: float | None = None, **objects: Any) -> tuple[Outcome, Distance]:
+def repeat(
+    out: str | Path, tolerance: float | None = None, changed_code: bool = False, **objects: Any
+) -> tuple[Outcome, Distance]:
     """`replay`, and how far it ended from the stored run."""
     path = Path(out)
     Stored(path)
     with Lock(path, reader=True):
         stored = Stored(path)
+        stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=False) | objects)
         stored.check_config(experiment.table())
         stored.check()

@@ -187,7 +187,8 @@ def schedule_of(built: Built, commits: int) -> Schedule:
         versions = horizon.skipped(step.commit)
         account.take(step.rows, step.commit.jobs, [done - version for version in versions])
         np.add.at(heard, [client for client, _ in step.commit.jobs], 1)
-    size = getattr(built.method.when, "size", None) if built.method.when.kind in ("rounds", "sampled") else None
+    when = built.method.when
+    size = when.cohort if when.kind in ("rounds", "sampled") else None
     likely = None if size is None else dlsgd.likely_staleness(built.units, size, commits, 0.01)
     stale = account.staleness
     updates = max(1, sum(stale.values()))

@@ -54,6 +54,26 @@ class Policy(Protocol):
 
     def conductor(self, clients: int, rng: random.Random) -> Conductor: ...
 
+    @property
+    def orders(self) -> int | None:
+        """The local steps that it orders of everyone; None where clients choose."""
+
+    @property
+    def cohort(self) -> int | None:
+        """Updates in a commit; None where all who are there report."""
+
+    @property
+    def drops(self) -> bool:
+        """A job that a client has begun may be left out of every commit, though the client stays."""
+
+    @property
+    def speaks_of(self) -> str:
+        """Who starts and reports: "clients" or "clusters"."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of methods that say how it is to be; with a policy in their place they have no effect."""
+
 
 # ---- what ---------------------------------------------------------------------------------------
 class Job(NamedTuple):

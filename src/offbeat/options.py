@@ -24,7 +24,7 @@ def option_problems(
 ) -> list[str]:
     """What a table of options gets wrong about a builder: unknown names and values of the wrong kind."""
     parameters = {name: p for name, p in inspect.signature(make).parameters.items() if name not in fixed}
-    hints = get_type_hints(make)
+    hints = hints_of(make)
     found = []
     for name, value in options.items():
         if name not in parameters:
@@ -35,9 +35,18 @@ def option_problems(
         else:
             found += [f"{where}: {sentence}" for sentence in extreme(name, value)]
     for name, p in parameters.items():
-        if p.default is inspect.Parameter.empty and p.kind is not p.VAR_KEYWORD and name not in options:
+        needed = p.default is inspect.Parameter.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        if needed and name not in options:
             found.append(f"{where}: {name} is missing; it has no default")
     return found
+
+
+def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a builder; none where they name what is not there when it runs."""
+    try:
+        return get_type_hints(make)
+    except (NameError, TypeError):
+        return {}
 
 
 def extreme(name: str, value: Any) -> list[str]:

@@ -19,7 +19,7 @@ VECTORS = 4  # as long as the model that a job has at once, at least: iterate, g
 def size_problems(method: Method, task: Task, units: int, item: int, device: torch.device) -> list[str]:
     """The sentences on a job or a commit that cannot fit; `item` is the size of a number in bytes."""
     numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-    updates = getattr(method.when, "size", None) or units
+    updates = method.when.cohort or units
     width = max(map(task.per_step, range(task.clients)))
     inputs, outputs = sample_numbers(task)
     asked = [

@@ -17,6 +17,7 @@ import typer
 
 from offbeat import __version__
 from offbeat.cli.bench_command import bench
+from offbeat.cli.check_command import check
 from offbeat.cli.clusters_command import clusters
 from offbeat.cli.compare_command import compare
 from offbeat.cli.flags import merge as merge
@@ -29,7 +30,7 @@ from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, R
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
-    "list": list_names, "paper": paper, "bench": bench,
+    "list": list_names, "check": check, "paper": paper, "bench": bench,
 }  # fmt: skip
 
 app = typer.Typer(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from offbeat.config import Experiment
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
-TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`.")]
-FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`.")]
+TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`, or module:function.")]
+FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`, or module:function.")]
 Seed = Annotated[int | None, typer.Option(help="Decides every random draw.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
@@ -30,6 +30,9 @@ Until = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left in --out.")
+]
+ChangedCode = Annotated[
+    bool, typer.Option("--changed-code", help="Go on although code of your own that the run uses was changed.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 

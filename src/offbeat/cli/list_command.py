@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from offbeat import toml
+from offbeat import registry, toml
 from offbeat.cli.flags import Json
 from offbeat.errors import ConfigError, unknown
 from offbeat.options import defaults
 
-TABLES = {  # where each list is; it is imported when it is asked for
-    "methods": ("offbeat.methods", "METHODS"),
-    "tasks": ("offbeat.tasks.make", "TASKS"),
-    "fleets": ("offbeat.fleets.make", "FLEETS"),
-    "models": ("offbeat.tasks.models", "MODELS"),
-    "splits": ("offbeat.tasks.splits", "SPLITS"),
-    "graphs": ("offbeat.fleets.graphs", "GRAPHS"),
-    "policies": ("offbeat.config", "POLICIES"),
-    "papers": ("offbeat.papers", "PAPERS"),
-}
+LISTS = {  # and what the registry calls one of each
+    "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
+    "policies": "policy", "papers": "recipe",
+}  # fmt: skip
 HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
 
 
 def list_names(
     what: Annotated[str, typer.Argument(help="methods, tasks, fleets, models, splits, graphs, policies or papers.")],
-    name: Annotated[str | None, typer.Argument(help="One of them: its options and their defaults.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them, or module:function: its options.")] = None,
     as_json: Json = False,
 ) -> None:
     """List what a config may name; with a NAME, the options that it takes."""
-    if what not in TABLES:
-        raise ConfigError([unknown("list", what, TABLES)])
-    module, variable = TABLES[what]
-    table: Mapping[str, Any] = getattr(import_module(module), variable)
+    if what not in LISTS:
+        raise ConfigError([unknown("list", what, LISTS)])
     if name is not None:
-        show_options(what, name, table, as_json)
+        show_options(what, name, as_json)
         return
     sources = data_sources() if what == "tasks" else {}
-    described = {known: first_line(sources.get(known, thing)) for known, thing in table.items()}
+    described = {known: first_line(sources.get(known, thing)) for known, thing in registry.names(LISTS[what]).items()}
     if as_json:
         print(json.dumps(described))
         return
@@ -50,10 +41,13 @@ def list_names(
         print(f"{known:<{width}}  {text}")
 
 
-def show_options(what: str, name: str, table: Mapping[str, Any], as_json: bool) -> None:
-    if name not in table:
-        raise ConfigError([unknown(what.removesuffix("s"), name, table)])
-    thing = table[name]
+def show_options(what: str, name: str, as_json: bool) -> None:
+    if what == "fleets":
+        from offbeat.fleets.make import maker
+
+        thing = maker(name)
+    else:
+        thing = registry.find(LISTS[what], name)
     options = defaults(thing, HIDDEN if what in ("methods", "tasks") else (*HIDDEN, "clients"))
     if what == "tasks":
         from offbeat.tasks.make import DEFAULTS
@@ -75,5 +69,5 @@ def data_sources() -> Mapping[str, Any]:
 
 
 def first_line(thing: Any) -> str:
-    text = (thing.__doc__ or "").strip()
+    text = f"cannot be loaded: {thing}" if isinstance(thing, ConfigError) else (thing.__doc__ or "").strip()
     return text.splitlines()[0] if text else ""

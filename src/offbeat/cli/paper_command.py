@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from offbeat import registry
 from offbeat.cli.flags import Json, Overwrite
 from offbeat.cli.output import show_json, show_table, terminal
 from offbeat.errors import ConfigError, unknown
@@ -48,19 +49,21 @@ def paper(
 
     Example: offbeat paper dlsgd-table2 --cells; offbeat paper dlsgd-table2 --resume --minutes 9 --device cuda
     """
-    from offbeat.papers import PAPERS, RECIPES
+    from offbeat.papers import RECIPES
     from offbeat.papers import page as summary
     from offbeat.papers.engine import resume as fill
     from offbeat.papers.progress import Progress as Kept
     from offbeat.papers.recipe import Settings
     from offbeat.runs.disk import storing
-    from offbeat.runs.folder import Folder
+    from offbeat.runs.folder import Folder, file_name
 
     keeping = cells or resume or status or page or merge is not None
-    if name not in PAPERS and not (name == "all" and keeping):
-        raise ConfigError([unknown("paper recipe", name, PAPERS)])
+    if keeping and name != "all" and name not in RECIPES:
+        raise ConfigError([unknown("recipe", name, RECIPES)])
+    if not keeping:
+        registry.find("recipe", name)
     size = scale or ("full" if keeping else "small")
-    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / name, seed)
+    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / file_name(name), seed)
     if keeping:
         kept = Kept(results)
         recipes = list(RECIPES.values()) if name == "all" else [RECIPES[name]]
@@ -80,7 +83,7 @@ def paper(
                 print(f"wrote {path}")
         return
     with Folder(settings.out, "paper", overwrite) as folder, storing(settings.out):
-        made = PAPERS[name](settings)
+        made = registry.make("recipe", name, settings)
         folder.add(made.files)
     if as_json:
         show_json(made.json())

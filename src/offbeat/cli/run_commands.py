@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.flags import (
+    ChangedCode,
     ConfigFile,
     Device,
     FleetName,
@@ -26,7 +27,7 @@ from offbeat.errors import ReplayDiffers
 
 def run(
     config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="A method: `offbeat list methods`.")] = None,
+    method: Annotated[str | None, typer.Option(help="A method: `offbeat list methods`, or module:function.")] = None,
     task: TaskName = None,
     fleet: FleetName = None,
     seed: Seed = None,
@@ -55,6 +56,7 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
     until: Until = None,
+    changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that stopped; the result is the one the run would have had."""
@@ -63,7 +65,7 @@ def resume(
     from offbeat.runs.progress import Progress
 
     progress = Progress(str(directory), further)
-    show_outcome(resume(directory, further or None, progress), as_json, directory)
+    show_outcome(resume(directory, further or None, progress, changed_code), as_json, directory)
 
 
 def replay(
@@ -76,12 +78,13 @@ def replay(
             min=0.0,
         ),
     ] = None,
+    changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
     """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
     from offbeat.experiment import repeat
 
-    outcome, apart = repeat(directory, tolerance)
+    outcome, apart = repeat(directory, tolerance, changed_code)
     if as_json:
         show_json({"same_commands": True, **apart.json(), **outcome.result})
     else:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat import registry
+from offbeat.errors import ConfigError, shown
 from offbeat.fleets import phones, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
@@ -58,15 +59,27 @@ MAKERS: dict[str, Callable[..., Fleet]] = {
 FLEETS = {name: equipped(make) for name, make in MAKERS.items()}
 
 
+def maker(name: str) -> Callable[..., Fleet]:
+    """The builder of that name; one from outside takes step laws and clusters as well."""
+    function = registry.find("fleet", name)
+    if name in FLEETS:
+        return FLEETS[name]
+
+    @wraps(function)
+    def make(*given: Any, **options: Any) -> Fleet:
+        fleet: Fleet = registry.make("fleet", name, *given, **options)
+        return fleet
+
+    return equipped(make)
+
+
 def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     """The fleet of that name. Raises ConfigError with every problem at once.
 
     >>> build("equal", 3, latency=0.5).up_latency
     array([0.5, 0.5, 0.5])
     """
-    if name not in FLEETS:
-        raise ConfigError([unknown("fleet", name, FLEETS)])
-    make = FLEETS[name]
+    make = maker(name)
     found = option_problems(f"fleet '{name}'", make, given, ("clients", "seed"))
     found += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed})
     if isinstance(clients, int) and clients < 1:
@@ -80,7 +93,7 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
     law = fitting.pop("local_steps", None) if found else None
     spec = fitting.pop("clusters", None) if found else None
-    if found and "clusters" in inspect.signature(MAKERS[name]).parameters:
+    if found and "clusters" in inspect.signature(MAKERS.get(name, make)).parameters:
         fitting["clusters"] = 1  # its own are of a fleet of another size
     try:
         if spec is not None and fits(clients, int) and clients > 0:

@@ -33,6 +33,7 @@ class Manifest:
     trace: list[Part] = field(default_factory=list)
     metrics: list[Part] = field(default_factory=list)
     environments: list[dict[str, Any]] = field(default_factory=list)  # what the bits rest on; several if it moved
+    sources: dict[str, str] = field(default_factory=dict)  # digests of code of one's own, by kind and name
     files: dict[str, list[Any]] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)  # directories of a comparison's runs
     format: int = FORMAT
@@ -74,7 +75,7 @@ def read_manifest(path: Path) -> Manifest | None:
         if body["format"] != FORMAT:
             raise OffbeatError(f"{path} has format {body['format']}; this Offbeat reads format {FORMAT}")
         digest = body.pop("digest", None)
-        if set(body) != {f.name for f in fields(Manifest)} or digest != text_digest(canonical(body)):
+        if {*body, "sources"} != {f.name for f in fields(Manifest)} or digest != text_digest(canonical(body)):
             raise ValueError
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror}") from None

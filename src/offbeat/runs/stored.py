@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offbeat import toml
+from offbeat import registry, toml
 from offbeat.errors import ConfigError, OffbeatError, StorageError
 from offbeat.records import Row
 from offbeat.runs.disk import read_tensors, text_digest
@@ -81,6 +81,18 @@ class Stored:
             raise OffbeatError(
                 f"the run in {self.path} was made with another {', '.join(fixed)}; pass what it was made with"
             )
+
+    def check_code(self, changed: bool) -> None:
+        """Refuse code of one's own that is not what the run was made with, or, if it may be `changed`, say so."""
+        if not (names := registry.changed(self.manifest.sources)):
+            return
+        said = f"the code of {' and of '.join(names)} was changed since the run in {self.path} began"
+        if not changed:
+            raise OffbeatError(
+                f"{said}, and the rest of the run would not fit; put it back, begin a new run, or give --changed-code "
+                "(in Python: changed_code=True) to go on with it"
+            )
+        warnings.warn(f"{said}, so its bits may differ", stacklevel=3)
 
     def checkpoint(self) -> Checkpoint:
         """The newest checkpoint that is whole, with its part of the trace; whatever else is wrong is said."""

@@ -33,6 +33,17 @@ class Buffer:
     restart: Restart = "newest"
 
     holds = False
+    drops = False
+    speaks_of = "clients"
+    options = ("local_steps", "n", "buffer_size", "concurrency", "overlap")
+
+    @property
+    def orders(self) -> int | None:
+        return self.steps
+
+    @property
+    def cohort(self) -> int | None:
+        return self.size
 
     @property
     def kind(self) -> str:

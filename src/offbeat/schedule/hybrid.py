@@ -41,11 +41,23 @@ class Hybrid:
     def overlaps(self) -> bool:
         return self.between.overlaps
 
+    speaks_of = "clusters"
+
     @property
-    def steps(self) -> int | None:
-        """Local steps that it orders."""
-        found: int | None = getattr(self.between, "steps", None)
-        return found
+    def orders(self) -> int | None:
+        return self.between.orders
+
+    @property
+    def cohort(self) -> int | None:
+        return self.between.cohort
+
+    @property
+    def drops(self) -> bool:
+        return self.between.drops or self.sample < 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return (*self.between.options, "p", "gossip_every", "gossip_rounds", "edge")
 
     @property
     def gossips(self) -> bool:
@@ -55,28 +67,28 @@ class Hybrid:
     def problems(self, clients: int) -> list[str]:
         """With so many clusters."""
         found = []
-        if isinstance(self.between, Hybrid):
+        if self.between.speaks_of == "clusters":
             found.append("hybrid: between is hybrid itself; clusters of clusters are not known here")
         if self.every < 1:
             found.append(f"hybrid: gossip_every = {self.every}; devices exchange models after 1 or more local steps")
         if self.rounds < 0:
             found.append(f"hybrid: gossip_rounds = {self.rounds}; devices exchange models 0 or more times in a row")
-        elif max(self.rounds, (self.steps or 0) // max(1, self.every) * self.rounds) > STEPS:
+        elif max(self.rounds, (self.orders or 0) // max(1, self.every) * self.rounds) > STEPS:
             found.append(
-                f"hybrid: gossip_rounds = {self.rounds} after every {self.every} of {self.steps} local steps; devices "
+                f"hybrid: gossip_rounds = {self.rounds} after every {self.every} of {self.orders} local steps; devices "
                 f"exchange models {STEPS:,} times in a job at most"
             )
         if not 0 < self.sample <= 1:
             found.append(
                 f"hybrid: p = {self.sample}; it is the share of a cluster's devices that report, above 0 and at most 1"
             )
-        if self.steps is None:
+        if self.orders is None:
             found.append("hybrid: the devices of a cluster step together; give the number of local steps")
-        elif self.rounds and self.every > self.steps:
-            found.append(f"hybrid: models are exchanged after every {self.every} of {self.steps} steps: never")
-        elif self.rounds and (self.edge or not self.server) and self.steps % max(1, self.every):
+        elif self.rounds and self.every > self.orders:
+            found.append(f"hybrid: models are exchanged after every {self.every} of {self.orders} steps: never")
+        elif self.rounds and (self.edge or not self.server) and self.orders % max(1, self.every):
             found.append(
-                f"hybrid: models are exchanged after every {self.every} steps, and a commit looks after {self.steps}: "
+                f"hybrid: models are exchanged after every {self.every} steps, and a commit looks after {self.orders}: "
                 "the one must divide the other"
             )
         if self.edge and (self.rounds != 1 or self.sample != 1):

@@ -39,6 +39,20 @@ class Rounds:
     kind = "rounds"
     holds = False
     overlaps = False
+    speaks_of = "clients"
+    options = ("local_steps", "n", "replacement", "over_selection", "deadline", "probes")
+
+    @property
+    def orders(self) -> int | None:
+        return self.steps
+
+    @property
+    def cohort(self) -> int | None:
+        return self.size
+
+    @property
+    def drops(self) -> bool:
+        return self.over_selection != 1 or self.deadline is not None
 
     def problems(self, clients: int) -> list[str]:
         found = []

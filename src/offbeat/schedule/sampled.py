@@ -26,6 +26,17 @@ class Sampled:
 
     kind = "sampled"
     holds = True
+    drops = True
+    speaks_of = "clients"
+    options = ("local_steps", "n", "overlap")
+
+    @property
+    def orders(self) -> int | None:
+        return self.steps
+
+    @property
+    def cohort(self) -> int | None:
+        return self.size
 
     @property
     def overlaps(self) -> bool:

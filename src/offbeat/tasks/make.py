@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat import registry
+from offbeat.errors import ConfigError, shown
 from offbeat.numerics.samples import Sampling
-from offbeat.options import option_problems
+from offbeat.options import fits, option_problems
 from offbeat.room import too_large
 from offbeat.tasks.data import DATA, Scale
-from offbeat.tasks.models import MODELS, parameters
 from offbeat.tasks.models import build as build_model
+from offbeat.tasks.models import parameters
 from offbeat.tasks.quadratic import quadratic, random_quadratic
-from offbeat.tasks.splits import SPLITS
 from offbeat.tasks.task import Task
 
 COPIES = 6  # of a model in a run, at least: as given, as trained, versions, and what a job needs
@@ -67,17 +67,17 @@ def labelled(
     sampling: Sampling,
 ) -> Task:
     """The data set, read with the options `read` and divided. `clients` None is one for each owner."""
-    split_name, split_options = named("split", split, SPLITS)
-    model_name, model_options = named("model", model, MODELS)
+    split_name, split_options = named("split", split)
+    model_name, model_options = named("model", model)
     fixed = ("y", "clients", "seed", "owners")
-    problems = option_problems(f"split '{split_name}'", SPLITS[split_name], split_options, fixed)
+    problems = option_problems(f"split '{split_name}'", registry.find("split", split_name), split_options, fixed)
     problems += option_problems(f"data '{data}'", DATA[data], read)
     if problems:
         raise ConfigError(problems)
     loaded = DATA[data](**read)
     if clients is None and loaded.owners is not None:
         clients = len(np.unique(loaded.owners))
-    shards = SPLITS[split_name](loaded.y, clients, seed, loaded.owners, **split_options)
+    shards = registry.make("split", split_name, loaded.y, clients, seed, loaded.owners, **split_options)
     if found := model_problems(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, model_options):
         raise ConfigError(found)
     net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
@@ -134,10 +134,11 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     """The task of that name, or every problem with its options at once."""
-    make = TASKS[name]
+    make: Callable[..., Task] = registry.find("task", name)
     problems = option_problems(f"task '{name}'", make, options, ("data", "seed"))
     for count in ("clients", "dimension", "samples", "batch_size"):
         given = options.get(count)
+        given = given if fits(given, float) else None
         if not problems and count == "batch_size" and given is not None and given < 1:
             problems.append(f"task '{name}': batch_size = {given}; give at least 1, or none for the whole shard")
         elif not problems and given is not None and given < 1:
@@ -146,14 +147,15 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
         raise ConfigError(problems)
     if make is classification:
         return classification(name, seed, **{**DEFAULTS[name], **options})
-    return make(seed, **options)
+    task: Task = registry.make("task", name, seed=seed, **options)
+    return task
 
 
-def named(kind: str, given: Named, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def named(kind: str, given: Named) -> tuple[str, dict[str, Any]]:
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
-        raise ConfigError([f"{kind} = {shown(given)} has no name; write {kind}.name = ... (known: {', '.join(table)})"])
+        known = ", ".join(registry.shipped(kind))
+        raise ConfigError([f"{kind} = {shown(given)} has no name; write {kind}.name = ... (known: {known})"])
     name = str(options.pop("name"))
-    if name not in table:
-        raise ConfigError([unknown(kind, name, table)])
+    registry.find(kind, name)
     return name, options

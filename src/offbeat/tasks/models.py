@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.errors import ConfigError, unknown
+from offbeat import registry
+from offbeat.errors import ConfigError
 from offbeat.options import option_problems
 from offbeat.tasks.large_models import CropFlip as CropFlip
 from offbeat.tasks.large_models import alexnet, images, share, vgg16, vgg19
@@ -223,21 +224,22 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int, **op
         raise ConfigError([f"seed is {seed}; give a whole number of 64 bits."])
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach the other devices
-        return MODELS[name](tuple(input_shape), outputs, **options)
+        model: nn.Module = registry.make("model", name, tuple(input_shape), outputs, **options)
+        return model
 
 
 def parameters(name: str, input_shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> int:
     """How many numbers the named model has; none of them is drawn. A RuntimeError says that they cannot be counted."""
     check(name, input_shape, outputs, options)
     with torch.device("meta"):
-        return sum(p.numel() for p in MODELS[name](tuple(input_shape), outputs, **options).parameters())
+        model: nn.Module = registry.make("model", name, tuple(input_shape), outputs, **options)
+        return sum(p.numel() for p in model.parameters())
 
 
 def check(name: str, input_shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> None:
     """Refuses a model that cannot be built."""
-    if name not in MODELS:
-        raise ConfigError([unknown("model", name, MODELS)])
-    problems = option_problems(f"model '{name}'", MODELS[name], options, ("input_shape", "outputs"))
+    make = registry.find("model", name)
+    problems = option_problems(f"model '{name}'", make, options, ("input_shape", "outputs"))
     if problems:
         raise ConfigError(problems)
     _positive("outputs", outputs)

@@ -1,0 +1,93 @@
+"""The table of laws, for methods and policies of anyone: `offbeat check module:function`, or in a test
+
+@pytest.mark.parametrize("law", law_cases(my_method), ids=str)
+def test_my_method(law):
+    law()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from offbeat import registry
+from offbeat.assemble import build_method, build_policy
+from offbeat.errors import ConfigError
+from offbeat.laws import methods, policies
+from offbeat.laws.trial import Alone as Alone
+from offbeat.laws.trial import Passed, Trial
+from offbeat.method import Method
+from offbeat.options import option_problems
+
+
+class Finding(NamedTuple):
+    law: str  # in words
+    holds: bool | None  # None: it does not apply
+    said: str = ""  # what fails, or why it does not apply
+
+
+@dataclass(frozen=True)
+class Case:
+    """One law on one method or policy; called, it raises an AssertionError with a sentence where the law fails."""
+
+    law: Callable[[Any], str | None]
+    trial: Any
+
+    def __str__(self) -> str:
+        return self.law.__name__
+
+    def finding(self) -> Finding:
+        words = (self.law.__doc__ or "").strip().split("\n\n")[0]
+        try:
+            said = self.law(self.trial)
+        except Passed as reason:
+            return Finding(words, None, str(reason))
+        except Exception as error:  # whatever a method of somebody's own may raise
+            return Finding(words, False, registry.fault(error))
+        return Finding(words, said is None, said or "")
+
+    def __call__(self) -> None:
+        finding = self.finding()
+        if finding.holds is False:
+            raise AssertionError(f"{finding.law} It fails: {finding.said}")
+
+
+def law_cases(make: Callable[[], Method], alone: Alone | None = None) -> list[Case]:
+    """The laws of methods on what `make` gives. It is called anew for every run."""
+    trial = Trial(make, alone)
+    return [Case(law, trial) for law in methods.LAWS]
+
+
+def check_method(make: Callable[[], Method], alone: Alone | None = None) -> list[Finding]:
+    """Every law on a method, in words."""
+    return [case.finding() for case in law_cases(make, alone)]
+
+
+def check_policy(policy: Any) -> list[Finding]:
+    """Every law on a policy, in words."""
+    return [Case(law, policy).finding() for law in policies.LAWS]
+
+
+def check(name: str, options: Mapping[str, Any], alone: Mapping[str, Any] | None = None) -> list[Finding]:
+    """The laws on a method or a policy by its name. With the options `alone` it should be plain SGD for one client."""
+    kind = kind_of(name)
+    function = registry.find(kind, name)
+    if problems := option_problems(name, function, options):
+        raise ConfigError(problems)
+    if kind == "policy" or registry.misfit("policy", function(**options)) is None:
+        policy = build_policy({"policy": name, **options}, problems)
+        if policy is None:
+            raise ConfigError(problems)
+        return check_policy(policy)
+    make = partial(build_method, {"name": name, **options})
+    make()
+    single = None if alone is None else Alone(partial(build_method, {"name": name, **options, **alone}))
+    return check_method(make, single)
+
+
+def kind_of(name: str) -> str:
+    """Whether a name is that of a method or of a policy; module:function may be either."""
+    known = {*registry.shipped("policy"), *registry.added("policy")}
+    return "policy" if name in known else "method"

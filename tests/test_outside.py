@@ -1,0 +1,289 @@
+"""One of each kind from outside the package, as module:function or added by an installed package: run, resumed and
+replayed from the command line, or refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from offbeat import Experiment, cli, registry, run
+from offbeat.errors import ConfigError
+from offbeat.runs.manifest import read_manifest
+
+MINE = '''
+"""A method, a policy, a task, a model, a split and a fleet of one's own."""
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from offbeat import Buffer, Method, Rule
+from offbeat.fleets.synthetic import equal
+from offbeat.numerics import local
+from offbeat.tasks.quadratic import quadratic, random_quadratic
+
+
+def halves(buffer_size: int = 3, local_steps: int = 2, client_lr: float = 0.1, when=None) -> Method:
+    """Half of the mean."""
+
+    def commit(w, updates, cohort):
+        return {"model": w["model"] - 0.5 * updates["delta"].mean(dim=0)}
+
+    rule = Rule(local.sgd(client_lr, None), commit, lambda model: {"model": model})
+    return Method("halves", when or Buffer(buffer_size, local_steps), rule)
+
+
+@dataclass(frozen=True)
+class Pairs(Buffer):
+    """Commits of two."""
+
+    size: int = 2
+    steps: int | None = 1
+
+
+def bowls(seed: int, clients: int = 6, dimension: int = 3):
+    """Quadratics."""
+    matrices, linear = random_quadratic(clients, dimension, 1.0, seed=seed)
+    return quadratic(matrices, linear, None, 0.0, 1, seed)
+
+
+def narrow(input_shape, outputs: int, width: int = 3):
+    """A small network."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, outputs))
+
+
+def strided(y, clients, seed, owners=None, skip: int = 0):
+    """Every so many-th sample."""
+    return [np.arange(skip + client, len(y), clients) for client in range(clients)]
+
+
+def twice_as_slow(clients: int = 100, seed: int = 0, factor: float = 2.0):
+    """An equal fleet, slower."""
+    fleet = equal(clients, seed)
+    return replace(fleet, step_seconds=fleet.step_seconds * factor)
+
+
+value = 3
+
+
+def nothing() -> None:
+    return None
+
+
+def breaks() -> Method:
+    raise ValueError("no luck")
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with a module `mine` in it that is on no path, as for the installed command."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def offbeat(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable]:
+    """`offbeat ARGUMENTS`, with nothing of `mine` in memory from before: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "parts", "packed")]:
+            del sys.modules[name]
+        monkeypatch.setattr(sys, "argv", ["offbeat", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert str(here) not in sys.path
+        return ended.value.code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch, points: str, name: str = "packed") -> None:
+    """An installed package with these entry points."""
+    info = folder / "site" / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(textwrap.dedent(points))
+    (folder / "site" / f"{name}.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(folder / "site"))
+
+
+DIGITS = ("--set", "task.clients=6", "--device", "cpu", "--until", "commits=4")
+ONE_OF_EACH = {
+    "method": ("--task", "quadratic", "--method", "mine:halves", "--set", "method.buffer_size=2", *DIGITS),
+    "policy": ("--task", "quadratic", "--set", 'method.when={policy="mine:Pairs", steps=3}', *DIGITS),
+    "task": ("--task", "mine:bowls", "--set", "task.dimension=4", "--set", "method.buffer_size=2", *DIGITS),
+    "model": ("--set", 'task.model={name="mine:narrow", width=2}', "--set", "method.buffer_size=2", *DIGITS),
+    "split": ("--set", 'task.split={name="mine:strided", skip=1}', "--set", "method.buffer_size=2", *DIGITS),
+    "fleet": ("--task", "quadratic", "--fleet", "mine:twice_as_slow", "--set", "fleet.local_steps=2",
+              "--set", "method.buffer_size=2", "--set", "fleet.factor=3", *DIGITS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_one_of_each_runs_resumes_and_replays_from_the_command_line(kind: str, offbeat: Callable, here: Path) -> None:
+    code, out, err = offbeat("run", *ONE_OF_EACH[kind], "--out", "r", "--json")
+    assert (code, err) == (0, ""), err
+    assert json.loads(out)["commits"] == 4
+    sources = read_manifest(here / "r").sources
+    assert [key.split(":")[0] for key in sources] == [f"{kind} mine"]
+    code, out, err = offbeat("resume", "r", "--until", "commits=6", "--json")
+    assert (code, err, json.loads(out)["commits"]) == (0, "", 6)
+    code, out, err = offbeat("replay", "r", "--json")
+    assert (code, err, json.loads(out)["same_bits"]) == (0, "", True)
+    with (here / "mine.py").open("a") as file:
+        file.write("# another line\n")
+    for command in ("replay", "resume"):
+        code, _, err = offbeat(command, "r")
+        assert code == 2
+        assert f"the code of {kind} mine:" in err
+        assert "was changed" in err
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, err = offbeat("replay", "r", "--changed-code")
+    assert code == 0
+    assert "was changed" in err
+
+
+def test_a_config_file_names_it_too(offbeat: Callable, here: Path) -> None:
+    (here / "run.toml").write_text('[method]\nname = "mine:halves"\nbuffer_size = 2\n[until]\ncommits = 3\n')
+    code, out, err = offbeat("run", "run.toml", "--set", "task.clients=6", "--device", "cpu", "--json")
+    assert (code, err, json.loads(out)["method"]) == (0, "", "halves")
+
+
+def test_equal_runs_have_equal_configs_and_the_options_are_written(offbeat: Callable, here: Path) -> None:
+    for out in ("one", "two"):
+        assert offbeat("run", *ONE_OF_EACH["method"], "--out", out)[0] == 0
+    text = (here / "one" / "config.toml").read_text()
+    assert text == (here / "two" / "config.toml").read_text()
+    assert 'name = "mine:halves"\nbuffer_size = 2\nlocal_steps = 2\nclient_lr = 0.1\n' in text
+
+
+def test_compare_takes_it_beside_shipped_ones(offbeat: Callable, here: Path) -> None:
+    both = ("mine:halves", "fedasync")
+    code, out, err = offbeat("compare", *both, "--task", "quadratic", *DIGITS, "--out", "c", "--json")
+    assert (code, err, set(json.loads(out)["runs"])) == (0, "", set(both))
+
+
+def test_entry_points_add_names(offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = """
+        [offbeat.methods]
+        halves = packed:halves
+        fedbuff = packed:breaks
+        lost = packed:lost
+        [offbeat.fleets]
+        slow = packed:twice_as_slow
+    """
+    package(here, monkeypatch, points)
+    listed = json.loads(offbeat("list", "methods", "--json")[1])
+    assert listed["halves"] == "Half of the mean."
+    assert listed["fedbuff"].startswith("w <- w")  # what ships keeps its name
+    assert "cannot be loaded" in listed["lost"]
+    assert "buffer_size = 3" in offbeat("list", "methods", "halves")[1]
+    assert 'local_steps = "none"' in offbeat("list", "fleets", "slow")[1]
+    code, _, err = offbeat("run", "--method", "halves", "--fleet", "slow", *DIGITS, "--out", "r")
+    assert (code, err) == (0, "")
+    assert list(read_manifest(here / "r").sources) == ["method halves", "fleet slow"]
+    assert offbeat("replay", "r")[0] == 0
+    package(here, monkeypatch, "[offbeat.methods]\nhalves = other:halves\n", "other")
+    code, _, err = offbeat("run", "--method", "halves", *DIGITS)
+    assert code == 2
+    assert "two installed packages have a method 'halves'" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere:f", "there is no module nowhere among the installed packages and in"),
+        ("mine:halve", "did you mean 'halves'?"),
+        ("mine:value", "name a function that gives a method"),
+        ("mine:nothing", "gives None; it must give a Method"),
+        ("mine:breaks", "stopped with ValueError: no luck (line"),
+        ("mine:strided", "y is missing"),
+        ("mine:", "is written module:function"),
+        ("../mine:halves", "is written module:function"),
+        ("__main__:halves", "put the function into a module"),
+        ("raises:f", "raises stopped while it was imported, with ZeroDivisionError: division by zero (line 1"),
+        ("leaves:f", "leaves stopped while it was imported, with SystemExit: 3"),
+        ("lacks:f", "lacks needs a module that is not there: nowhere_at_all"),
+        ("halvse", "unknown method 'halvse'"),
+    ],
+)
+def test_what_cannot_be_found_or_used_is_a_sentence(name: str, said: str, here: Path) -> None:
+    (here / "raises.py").write_text("1 / 0\n")
+    (here / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    (here / "lacks.py").write_text("import nowhere_at_all\n")
+    with pytest.raises(ConfigError) as error:
+        run(Experiment(method=name, device="cpu"))
+    assert said in str(error.value)
+    assert str(here) not in sys.path
+
+
+def test_options_are_checked_by_the_functions_parameters(here: Path) -> None:
+    method = {"name": "mine:halves", "buffer": 3, "client_lr": "fast"}
+    with pytest.raises(ConfigError) as error:
+        run(Experiment(method=method, device="cpu"))
+    first, second = error.value.problems
+    assert "unknown option of mine:halves 'buffer': did you mean 'buffer_size'?" in first
+    assert "client_lr = 'fast'; it must be a number" in second
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+def test_no_code_is_taken_from_a_run_directory(
+    on_path: bool, offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offbeat("run", *ONE_OF_EACH["method"], "--out", "r")[0] == 0
+    (here / "r" / "planted.py").write_text("raise SystemExit(77)\n")
+    monkeypatch.chdir(here / "r")
+    if on_path:  # as with `python -m offbeat`
+        monkeypatch.syspath_prepend(str(here / "r"))
+    with pytest.raises(ConfigError) as error:
+        registry.find("method", "planted:f")
+    said = "lies in the run directory" if on_path else "there is no module planted"
+    assert said in str(error.value)
+
+
+def test_a_function_of_another_module_is_followed_to_its_file(offbeat: Callable, here: Path) -> None:
+    (here / "parts.py").write_text("from mine import halves\n")
+    assert offbeat("run", "--method", "parts:halves", *DIGITS, "--out", "r")[0] == 0
+    with (here / "mine.py").open("a") as file:
+        file.write("# another line\n")
+    code, _, err = offbeat("replay", "r")
+    assert code == 2
+    assert "method parts:halves was changed" in err
+
+
+def test_a_policy_object_of_ones_own_is_written_so_that_it_can_be_read(here: Path) -> None:
+    pairs = registry.find("policy", "mine:Pairs")
+    table = Experiment(method={"name": "fedbuff", "when": pairs(steps=4)}).table()["method"]["when"]
+    assert table == {"policy": "mine:Pairs", "size": 2, "steps": 4, "concurrency": None, "restart": "newest"}
+
+
+def test_check_says_which_laws_hold(offbeat: Callable, here: Path) -> None:
+    (here / "mine.py").write_text(MINE.replace('updates["delta"].mean(dim=0)', 'updates["delta"][0]'))
+    code, out, _ = offbeat("check", "mine:halves", "--set", "local_steps=1", "--alone", "buffer_size=1")
+    assert code == 1
+    verdicts = [line.split("  ")[0] for line in out.splitlines()]
+    assert verdicts.count("FAILS") == 2  # half of the first is neither of any order nor plain SGD
+    assert "FAILS           The order of the updates in a commit does not matter. with the updates" in out
+    code, out, _ = offbeat("check", "mine:Pairs", "--json")
+    assert (code, {finding["holds"] for finding in json.loads(out)}) == (0, {True})
+    assert "unknown option of mine:Pairs" in offbeat("check", "mine:Pairs", "--set", "sise=3")[2]
