@@ -100,13 +100,14 @@ def test_order_of_updates_in_a_commit_does_not_matter(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     vectors = (*made.what.local.sends, *made.what.keeps)
     updates = {key: torch.randn(4, 4, generator=rng, dtype=torch.float64) for key in vectors}
-    updates |= {key: torch.rand(4, generator=rng, dtype=torch.float64) for key in made.what.local.tells}
+    numbers = {key: torch.rand(4, generator=rng, dtype=torch.float64) for key in made.what.local.numbers}
     columns = [torch.rand(4, generator=rng, dtype=torch.float64) for _ in range(3)]
     columns += [torch.arange(4), torch.tensor([1.0, 2.0, 1.0, 3.0], dtype=torch.float64)]
     back = [3, 1, 0, 2]
     mixed = {key: u[back] for key, u in updates.items()}
-    there = made.what.commit(engine.server, updates, Cohort(*columns, 5, 8, 48, 8))
-    again = made.what.commit(engine.server, mixed, Cohort(*(c[back] for c in columns), 5, 8, 48, 8))
+    there = made.what.renew(engine.server, updates, Cohort(*columns, 5, 8, 48, 8, 0, numbers))
+    turned = {key: u[back] for key, u in numbers.items()}
+    again = made.what.renew(engine.server, mixed, Cohort(*(c[back] for c in columns), 5, 8, 48, 8, 0, turned))
     assert torch.allclose(there["model"], again["model"], atol=1e-12)
 
 

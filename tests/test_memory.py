@@ -113,7 +113,7 @@ def eager(method: Method, fleet: Fleet, commits: int = COMMITS) -> LocalEngine:
             staleness = [engine.version - job.version for job in jobs]
             cohort = engine.cohort([job.client for job in jobs], staleness, [job.steps for job in jobs])
             sent = {name: torch.cat([updates[job][name] for job in record.jobs]) for name in rule.local.sends}
-            state = rule.commit(engine.server, sent | held.read(rule.keeps, cohort.client), cohort)
+            state = rule.renew(engine.server, sent | held.read(rule.keeps, cohort.client), cohort)
             held.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
             engine.server = state
             engine.version += 1

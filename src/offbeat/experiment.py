@@ -35,13 +35,13 @@ def run(
     built = build(experiment)
     if out is None:
         engine = built.engine()
-        return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), None, progress)
+        return go(experiment, built, engine, built.horizon(built.clock()), built.account(), None, progress)
     text = experiment.toml()
     with Folder(out, "run", overwrite) as folder:
         folder.manifest.config_digest = config_digest(experiment.table())
         engine = built.engine()
         store = Store(folder.path, folder.lock, folder.manifest, text, environment(engine.device))
-        return go(experiment, built, engine, built.horizon(built.clock()), built.account(engine), store, progress)
+        return go(experiment, built, engine, built.horizon(built.clock()), built.account(), store, progress)
 
 
 def resume(
@@ -77,7 +77,7 @@ def resume(
         metrics = [row for batch in batches(stored.sources("metrics"), "metrics") for row in batch.to_pylist()]
         history = History(point, metrics, stored.rows(), built.clock)
         store = Store(path, lock, manifest, experiment.toml(), here)
-        account = built.account(engine)
+        account = built.account()
         return go(experiment, built, engine, built.horizon(built.clock()), account, store, progress, history)
 
 
@@ -112,7 +112,7 @@ def repeat(out: str | Path, tolerance: float | None = None, **objects: Any) -> t
         engine = built.engine()
         engine.follow(stored.checkpoint().facts)
         horizon = built.horizon(driver, last=len(last) - 1)
-        outcome = go(experiment, built, engine, horizon, built.account(engine), None, None)
+        outcome = go(experiment, built, engine, horizon, built.account(), None, None)
         other = differences(stored.manifest.environments, environment(engine.device))
         model, metrics = read_model(path), read_metrics(path)
     return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)

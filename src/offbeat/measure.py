@@ -181,7 +181,7 @@ def schedule_of(built: Built, commits: int, engine: LocalEngine | None = None) -
     """The staleness and participation of the experiment's method on its fleet, run on the clock without numerics."""
     commits = min(commits, int(built.experiment.until.get("commits", commits)))
     horizon = Horizon(built.clock(), last=commits)
-    account = built.account(engine or built.engine())
+    account = built.account()
     heard = np.zeros(built.units)
     for done, step in enumerate(horizon):
         versions = horizon.skipped(step.commit)

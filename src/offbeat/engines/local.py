@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat import keys
 from offbeat.engines.graphs import GraphAdvance, fitting
 from offbeat.engines.memory import Choice, Memory
 from offbeat.engines.settings import Settings, cores
@@ -27,6 +28,7 @@ from offbeat.numerics.blocks import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
+from offbeat.stages import received
 from offbeat.tasks.task import Task
 
 FORMAT = 3  # of a checkpoint's facts
@@ -132,21 +134,23 @@ class LocalEngine:
         return len(self.blocks.members) if self.blocks else self.problem.samples.clients
 
     def broadcast(self) -> State:
-        return {name: self.server[name] for name in self.method.what.broadcasts}
+        return self.method.what.broadcast(self.server, keys.key(self.seed, "broadcast", self.version))
 
     @torch.no_grad()
     def prime(self) -> Tensor:
         """Every client's gradient over its shard at version 0: where what there is of each starts, and their mean."""
-        rule, samples, model = self.method.what, self.problem.samples, self.server["model"]
+        rule, samples, model = self.method.what, self.problem.samples, self.broadcast()["model"]
         everyone = torch.arange(samples.clients, device=self.device)
         assert rule.share is not None
         share = rule.share(self.cohort(everyone.tolist(), [0] * samples.clients, [1] * samples.clients))
         mean = torch.zeros_like(model)
         for clients in torch.split(everyone, self.limit):
             gradients = numerics.full_gradients(self.problem, model.expand(len(clients), -1), clients)
-            mean += share[clients].to(mean.dtype) @ gradients
+            arrived = received(rule.up, gradients, keys.key(self.seed, "prime", clients))
+            mean += share[clients].to(mean.dtype) @ arrived
             if self.memory is not None:
-                self.memory.write(clients, dict.fromkeys(rule.personal, gradients))
+                own = dict.fromkeys(rule.local.remembers, gradients)
+                self.memory.write(clients, own | dict.fromkeys(rule.keeps, arrived))
         return mean
 
     def cohort(self, clients: list[int], staleness: list[int], steps: list[int]) -> Cohort:
@@ -156,7 +160,8 @@ class LocalEngine:
         columns = torch.tensor(numbers, dtype=self.problem.model.dtype).to(self.device, non_blocking=True)
         numbered = torch.tensor(clients).to(self.device, non_blocking=True)
         stale, taken, samples, devices = columns
-        return Cohort(stale, taken, samples, numbered, devices, self.version, len(sizes), sum(sizes), self.units)
+        whole, key = (len(sizes), sum(sizes), self.units), keys.key(self.seed, "commit", self.version)
+        return Cohort(stale, taken, samples, numbered, devices, self.version, *whole, key, {})
 
     def wave_limit(self) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
@@ -296,10 +301,11 @@ class LocalEngine:
         rule = self.method.what
         staleness = [self.version - r.begun.version for r in results]
         cohort = self.cohort([r.begun.client for r in results], staleness, [r.begun.steps for r in results])
-        updates = {name: self.gathered(results, name) for name in (*rule.local.sends, *rule.local.tells)}
+        updates = {name: self.gathered(results, name) for name in rule.local.sends}
+        cohort = cohort._replace(numbers={name: self.gathered(results, name) for name in rule.local.numbers})
         if self.memory is not None:
             updates |= self.memory.read(rule.keeps, cohort.client)
-        made = rule.commit(self.server, updates, cohort)
+        made = rule.renew(self.server, updates, cohort)
         if self.memory is not None and rule.keeps:
             self.memory.write(cohort.client, {name: made.pop(name) for name in rule.keeps})
         self.server = self.checked(made)
@@ -444,6 +450,6 @@ class LocalEngine:
                 self.versions.setdefault(int(where[0]), {})[where[1]] = t
         for *begun, bad, client in facts["results"]:
             job = Begun(*begun)
-            names = (*self.method.what.local.sends, *self.method.what.local.tells)
+            names = (*self.method.what.local.sends, *self.method.what.local.numbers)
             rows = {name: moved[f"result/{job.client}/{job.job}/{name}"][None] for name in names}
             self.results[job[:2]] = Result(rows, 0, job, bad, client)

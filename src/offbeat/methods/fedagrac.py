@@ -8,16 +8,16 @@ a fast client keeps as nu_i; we follow line 11 (the mean, for everyone), as its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import ConfigError
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.methods.fedagrac_saving import mean_gradient, saved
 from offbeat.numerics import server
-from offbeat.numerics.local import Corrected, corrected_step
-from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.local import descend
+from offbeat.numerics.rates import Rate, client_rate, rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
@@ -47,51 +47,55 @@ def fedagrac(
     first gradients are sent, the server works out the means (section 4.2). With n sampled clients the server keeps what
     each one sent last, and nu stays the mean over all.
     """
-    share, lr, lam = shares(weights), rate(client_lr), rate(calibration, "calibration", zero=True)
+    share, lr = shares(weights), client_rate(client_lr)
+    lam = rate(calibration, "calibration", zero=True)
 
-    def mean_gradient(travelled: Tensor, steps: Tensor, lr: Tensor | float, c: Tensor) -> Tensor:
-        return travelled / (lr * steps) - c  # of the first `steps` steps, because each moved by lr (g + c)
-
-    def begin(given: State, job: Job) -> Corrected:
+    def begin(given: State, job: Job) -> Path:
         x = given["model"]  # 3-4
-        return Corrected(x, job.calibration * (given["nu"] - given["nu_i"]), x)  # 5
+        return Path(x, job.rates["calibration"] * (given["nu"] - given["nu_i"]), x, torch.zeros_like(job.lr))  # 5
 
-    def finish(given: State, path: Corrected, job: Job) -> Update:
+    def step(path: Path, g: Tensor, job: Job) -> Path:
+        y = descend(path.y, job.lr, g, path.c)  # 9
+        early = job.step < (job.epoch if first == "epoch" else 1)
+        return Path(y, path.c, torch.where(early, y, path.early), path.reach + torch.where(early, job.lr, 0.0))
+
+    def finish(given: State, path: Path, job: Job) -> Update:
         x = given["model"]
-        count = torch.minimum(job.epoch, job.steps) if first == "epoch" else torch.ones_like(job.steps)
-        mean = mean_gradient(x - path.y, job.steps, job.lr, path.c)  # 11
-        early = mean_gradient(x - path.early, count, job.lr, path.c)
+        mean = mean_gradient(x - path.y, job.lr * job.steps, path.c)  # 11
+        early = mean_gradient(x - path.early, path.reach, path.c)
         return {"delta": x - path.y, "first": early, "mean": mean, "nu_i": mean}  # 12, 14
 
     def sends_first(cohort: Cohort) -> Tensor:
         steps = cohort.steps.double()
         return TRANSITS[transit](steps > share.of(cohort).double() @ steps * (1 + 1e-6))  # 14, 21
 
+    def weigh(cohort: Cohort) -> dict[str, Tensor]:
+        p, fast = share.of(cohort), sends_first(cohort)
+        return {"delta": p, "first": p * fast, "mean": p * ~fast}
+
+    def apply(w: State, sums: Update, cohort: Cohort) -> State:
+        return {"model": w["model"] - sums["delta"], "nu": sums["first"] + sums["mean"]}  # 20, 23
+
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        mean, kept = share.of(cohort), {}
-        if saving:
-            c = lam(cohort.version) * (w["nu"] - updates["kept nu_i"])
-            kept["kept nu_i"] = mean_gradient(updates["delta"], cohort.steps[:, None], lr(cohort.version), c)
-            updates["mean"] = kept["kept nu_i"]
+        """With sampled clients the server keeps what each one sent last."""
         sent = torch.where(sends_first(cohort)[:, None], updates["first"], updates["mean"])
-        nu = mean @ sent  # 23
-        if not everyone:
-            nu = w["nu"] + share.part(cohort) * (mean @ (sent - updates["kept sent"]))
-            kept["kept sent"] = sent
-        return {"model": w["model"] - mean @ updates["delta"], "nu": nu, **kept}  # 20
+        nu = w["nu"] + share.part(cohort) * (share.of(cohort) @ (sent - updates["kept sent"]))
+        return {"model": w["model"] - share.of(cohort) @ updates["delta"], "nu": nu, "kept sent": sent}
 
     policy = covered("fedagrac", Rounds(local_steps, n), when, experimental)
     everyone = policy == Rounds(getattr(policy, "steps", None))
-    if saving and policy != Rounds(getattr(policy, "steps", None), getattr(policy, "size", None)):
-        raise ConfigError(["saving needs rounds that wait for all their updates; leave out `when`"])
-    sends = ("delta", "first") if saving else ("delta", "first", "mean")
-    steps = Local(begin, corrected_step, finish, lr, sends, remembers=("nu_i",), calibration=lam,
-                  mark=lambda path, job: path._replace(early=path.y),
-                  pause="epoch" if first == "epoch" else "first")  # fmt: skip
+    form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
+    rates = {"lr": lr, "calibration": lam}
     rule = Rule(
-        steps, commit, server.beside("nu"), ("model", "nu"), share=share.of, clients=share.clients, up=2,
-        keeps=("kept nu_i",) * saving + ("kept sent",) * (not everyone), lossless=saving,
-        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None,
-        uplink=(lambda cohort: 1 + sends_first(cohort).double()) if saving else None,
+        Local(begin, step, finish, rates, ("delta", "first", "mean"), remembers=("nu_i",)), init=server.beside("nu"),
+        broadcasts=("model", "nu"), share=share.of, clients=share.clients, travels=lambda cohort: (2, 2),
+        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None, **form,
     )  # fmt: skip
-    return Method("fedagrac", policy, rule)
+    return Method("fedagrac", policy, saved(rule, policy, sends_first) if saving else rule)
+
+
+class Path(NamedTuple):
+    y: Tensor
+    c: Tensor
+    early: Tensor  # the iterate after the first step, or the first epoch
+    reach: Tensor  # the sum of the rates until then
