@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offbeat import ConfigError, Experiment, keys, run
 from offbeat.assemble import build, build_method
+from offbeat.engines.graphs import GraphAdvance
 from offbeat.engines.local import LocalEngine
 from offbeat.method import Cohort, Local, Method, Rule
 from offbeat.methods import METHODS
@@ -144,14 +145,19 @@ def diary() -> Local:
     return Local(begin, step, finish, {"lr": lr}, ("steps", "draws", "rates", "end"))
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_a_job_knows_its_version_step_rate_and_key(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the twin, in waves and in traced steps, however the wave is cut."""
+@pytest.mark.parametrize("steps", ["plain", "traced", "in buffers"])
+def test_a_job_knows_its_version_step_rate_and_key(steps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the twin, in waves, in traced steps, and in the buffers that CUDA graphs are captured from."""
     monkeypatch.setattr("offbeat.engines.tiles.WORTH", 1)
     rule = Rule(diary(), init=identity, commit=lambda state, updates, cohort: state)
     made, task = Method("diary", Rounds(), rule), quadratic_world(dimension=8)
     cpu = torch.device("cpu")
-    twin, wave = (LocalEngine(made, task, 7, cpu, "float64", mode, graphs=graphs) for mode in ("twin", "wave"))
+    twin, wave = (
+        LocalEngine(made, task, 7, cpu, "float64", mode, graphs=steps == "traced") for mode in ("twin", "wave")
+    )
+    if steps == "in buffers":
+        monkeypatch.setattr("offbeat.engines.graphs.WORTH", 10**9)
+        wave.advance = GraphAdvance()
     for engine in (twin, wave):
         engine.versions[1] = engine.versions[0]
     want = twin.solve(JOBS).updates
