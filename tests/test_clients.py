@@ -360,9 +360,9 @@ def test_a_carry_may_keep_the_old_iterate(monkeypatch: pytest.MonkeyPatch) -> No
         begin=lambda server, job: Behind(server["model"], server["model"]),
         step=lambda carry, g, job: Behind(descend(carry.y, job.lr, g), carry.y),
         finish=lambda server, carry, job: {"delta": carry.previous - carry.y},
-        rate=lambda version: 0.1,
+        rates={"lr": lambda version: 0.1},
     )
-    rule = Rule(local, lambda state, updates, cohort: state, lambda model: {"model": model})
+    rule = Rule(local, init=lambda model: {"model": model}, commit=lambda state, updates, cohort: state)
     made = Method("behind", build_method("local-sgd").when, rule)
     ours, twin = (Engine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
     jobs = [Begun(client, 0, 0, 3) for client in range(4)]

@@ -263,7 +263,6 @@ def holed(row):
     ("changed", "said"),
     [
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d ('1') with running statistics"),
-        ({"model": nn.Sequential(nn.Dropout1d(0.1), nn.Linear(4, 3))}, "Dropout1d ('0') with p = 0.1"),
         ({"model": nn.Flatten()}, "the model has no parameters to train"),
         ({"data": (own().data[0], own().data[1] + 1)}, "labels run from 1 to 3; the model has 3 outputs"),
         ({"data": (own().data[0], own().data[1] - 1)}, "labels run from -1 to 1"),

@@ -49,6 +49,21 @@ def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str, precision: 
     assert graphs.bad.tolist() == [-1] * 17
 
 
+@pytest.mark.parametrize("name", ["local-sgd", "fedagrac", "fedlin"])
+def test_captured_steps_follow_rates_by_local_step(name: str) -> None:
+    """The number of the step and its rates move on inside the graphs; int8 draws the same on the way up."""
+    rate = {"schedule": "local-cosine", "value": 0.05, "floor": 0.01}
+    method = build_method({"name": name, "local_steps": 23, "client_lr": rate, "stages": {"up": "int8"}})
+    engine = Engine(method, task("logistic"), 0, torch.device("cuda"), "float64")
+    engine.versions[1] = engine.versions[0]
+    jobs = [Begun(client, 0, 1, 23 if client % 4 else 12) for client in range(17)]
+    for _ in range(4):  # plainly first, then captured
+        graphs = engine.solve(jobs).updates
+    engine.mode = "twin"
+    for vector, slow in engine.solve(jobs).updates.items():
+        assert torch.allclose(graphs[vector], slow, rtol=0, atol=1e-9)
+
+
 def test_the_same_run_on_cpu_and_cuda() -> None:
     outcomes = []
     for device in ("cpu", "cuda", "cuda"):

@@ -16,7 +16,7 @@ from offbeat import keys
 from offbeat.errors import ConfigError
 from offbeat.method import Local
 from offbeat.numerics.local import gradient, sgd
-from offbeat.numerics.rates import rate
+from offbeat.numerics.rates import client_rate, rate
 from offbeat.numerics.samples import Samples, permuted
 from offbeat.numerics.server import server_optimiser
 from offbeat.numerics.staleness import staleness
@@ -271,7 +271,7 @@ def test_rate_schedules() -> None:
 )
 def test_bad_rates(given_rate: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rate(given_rate)
+        client_rate(given_rate)
     assert sentence in str(caught.value)
 
 

@@ -106,7 +106,7 @@ def test_the_horizon_counts_just_the_versions_that_known_jobs_need() -> None:
             orders = [v for versions in horizon.ordered.values() for v in versions]
             assert set(horizon.held) == {job.version for job in jobs} | set(orders)
             assert all(horizon.ordered.values())
-            for job in horizon.ready(horizon.found):
+            for job in horizon.ready(horizon.given):
                 horizon.computed(job[:2])
 
 
@@ -158,6 +158,6 @@ def test_a_loss_that_gives_no_number_is_said_so() -> None:
 )
 def test_a_commit_that_makes_no_state_is_said_so(wrong: Any) -> None:
     made = build_method({"name": "local-sgd", "n": 4})
-    broken = replace(made, what=replace(made.what, commit=wrong))
+    broken = replace(made, what=replace(made.what, weigh=None, apply=None, commit=wrong))
     with pytest.raises(Exception, match="its commit must give the vectors"):
         play(broken, quadratic_world(), times(8), 2)

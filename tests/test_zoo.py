@@ -30,6 +30,7 @@ ALONE = {  # modules that `vmap` cannot batch: they run one client after another
     "checkpoint", "embedding by frequency", "lstm", "lstm cell", "lstm projected", "gru", "normal law", "rnn",
     "seeds itself",
 }  # fmt: skip
+PLAIN = ("loss cross-entropy, weighted", "orthogonal")  # modules whose steps cannot be captured
 SAMPLE = (
     "linear", "sequence", "transposed", "transposed and straight", "straight and transposed", "twice", "tied",
     "sliced and whole", "expanded", "same view", "gradient reversed", "detached and straight", "weight as bias",
@@ -138,8 +139,8 @@ def test_waves_are_the_twin_plain_and_traced(name: str, width: int, monkeypatch:
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore")
 def test_captured_waves_are_the_twin(name: str, width: int) -> None:
-    if name in ALONE:
-        pytest.skip("runs one client after another")
+    if name in (*ALONE, *PLAIN):
+        pytest.skip("runs plainly, or one client after another")
     p = problem(caged(ZOO[name], width))
     there = Problem(p.model.to("cuda"), p.samples.to("cuda"), p.local, p.seed)
     start = {"model": there.model.initial().repeat(len(JOBS), 1)}

@@ -16,7 +16,7 @@ from offbeat.fleets.steps import Fixed
 from offbeat.measure import Measured, Schedule, schedule_of
 from offbeat.meters.constants import Advice, Constants, Plan
 from offbeat.meters.theorems import EVERYONE, SAMPLED, THEOREMS, Theorem
-from offbeat.method import Method
+from offbeat.method import Method, Rule, StepRate
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.hybrid import Hybrid
 
@@ -89,7 +89,15 @@ def plan_of(built: Built, schedule: Schedule) -> Plan:
     server = options.get("server_lr", options.get("beta"))
     commits = int(built.experiment.until.get("commits", schedule.commits))
     return Plan(
-        local_steps=steps, cohort=cohort, commits=commits, client_lr=rule.local.rate(0),
+        local_steps=steps, cohort=cohort, commits=commits, client_lr=first_rate(rule, "lr", steps),
         server_lr=float(server) if isinstance(server, int | float) else None, staleness=schedule.staleness,
-        steps=() if ordered else counts, calibration=rule.local.calibration(0),
+        steps=() if ordered else counts, calibration=first_rate(rule, "calibration", steps),
     )  # fmt: skip
+
+
+def first_rate(rule: Rule, name: str, steps: int) -> float:
+    """A rate of the clients at version 0, the mean over a job's steps; 1 where the rule has none of this name."""
+    by = rule.local.rates.get(name)
+    if by is None:
+        return 1.0
+    return by.mean(0, steps) if isinstance(by, StepRate) else by(0)

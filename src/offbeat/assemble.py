@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any
@@ -20,9 +20,8 @@ from offbeat.errors import ConfigError, shown
 from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
-from offbeat.fleets.steps import Fixed
 from offbeat.keys import generator
-from offbeat.method import Cohort, Method, Policy, Rule
+from offbeat.method import Method, Policy, Rule
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Evaluate
@@ -33,6 +32,7 @@ from offbeat.schedule.hybrid import Hybrid
 from offbeat.sizes import size_problems
 from offbeat.tasks.make import build_task
 from offbeat.tasks.task import Task
+from offbeat.traffic import Traffic
 
 LEAST = 1e-9  # seconds between two looks at the model
 AHEAD = 4  # the schedule runs ahead by the updates of so many clients' jobs each
@@ -49,9 +49,18 @@ class Built:
     sources: Mapping[str, str] = field(default_factory=dict)  # digests of code that is not Offbeat's own, by its name
 
     @property
+    def numbers(self) -> int:
+        """In a vector."""
+        return sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
+
+    @property
     def vector_bytes(self) -> float:
-        own = sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
-        return self.fleet.payload_bytes or float(own * (8 if self.experiment.precision == "float64" else 4))
+        return self.fleet.payload_bytes or float(self.numbers * (8 if self.experiment.precision == "float64" else 4))
+
+    @property
+    def traffic(self) -> Traffic:
+        sizes = [len(shard) for shard in self.task.shards]
+        return Traffic(self.method.what, sizes, self.numbers, self.vector_bytes, self.experiment.precision == "float64")
 
     @property
     def hybrid(self) -> Hybrid | None:
@@ -64,48 +73,32 @@ class Built:
         return units(self.task, self.method.when, self.fleet)
 
     def account(self) -> Account:
-        rule, one = self.method.what, self.vector_bytes
-        size = [len(shard) for shard in self.task.shards]
+        rule, traffic, policy = self.method.what, self.traffic, self.hybrid
+        size = traffic.samples
         each = [self.task.per_step(client) for client in range(self.task.clients)]
-        crowd = clusters.crowd(self.fleet, self.hybrid, self.experiment.seed, one) if self.hybrid else None
+        crowd = clusters.crowd(self.fleet, policy, self.experiment.seed, self.vector_bytes) if policy else None
         if crowd is not None:
             each = [sum(each[device] for device in devices) for devices in crowd.members]
-        down, up = (vectors * one for vectors in rule.traffic)
-        account = Account(self.task.clients, each, down, up, not self.method.when.overlaps, crowd=crowd)
-        if rule.local.looks:
+        up = traffic.up_most if traffic.up is None else traffic.up
+        account = Account(self.task.clients, each, traffic.down, up, not self.method.when.overlaps, crowd=crowd)
+        if rule.local.full_gradient:
             account.looked = size
-        if rule.uplink is not None:
-            account.vector_bytes, account.uplink = one, self.uplink
+        if traffic.up is None:
+            account.each_up = traffic.each_up
         if rule.prime is not None:  # a look at all shards, and the gradients of all clients
             account.samples = sum(size)
-            account.bytes_down = account.bytes_up = len(size) * one
+            account.bytes_down, account.bytes_up = (len(size) * v for v in (traffic.down_vector, traffic.up_vector))
         return account
 
-    def uplink(self, clients: Sequence[int], steps: Sequence[int]) -> list[float]:
-        """How many vectors each update of a cohort brings."""
-        sizes = [len(shard) for shard in self.task.shards]
-        one = [1] * len(steps)
-        numbers = torch.tensor([[0] * len(steps), steps, [sizes[c] for c in clients], one], dtype=torch.float64)
-        stale, taken, samples, devices = numbers
-        cohort = Cohort(stale, taken, samples, torch.tensor(clients), devices, 0, len(sizes), sum(sizes), len(sizes))
-        found: list[float] = self.method.what.uplink(cohort).tolist() if self.method.what.uplink else []
-        return found
-
     def clock(self) -> VirtualClock:
-        rule, plan = self.method.what, self.fleet.local_steps
-        down, up = (vectors * self.vector_bytes for vectors in rule.traffic)
-        each = None
-        if rule.uplink is not None and (plan is None or isinstance(plan, Fixed)):  # who sends more is known beforehand
-            steps = [1] * self.task.clients if plan is None else plan.steps
-            each = np.array(self.uplink(range(self.task.clients), steps)) * self.vector_bytes
         looks = None
-        if rule.local.looks:
-            whole, sizes = self.task.batch_size is None, [len(shard) for shard in self.task.shards]
-            batches = self.task.batches or [self.task.least_batch or 1] * len(sizes)
-            looks = np.array([1 if whole else -(-size // b) for size, b in zip(sizes, batches, strict=True)])
-        seed, policy = self.experiment.seed, self.method.when
+        if self.method.what.local.full_gradient:
+            steps = [-(-len(shard) // self.task.per_step(client)) for client, shard in enumerate(self.task.shards)]
+            looks = np.array(steps)
+        seed, policy, traffic = self.experiment.seed, self.method.when, self.traffic
         fleet = clusters.sharing(self.fleet, policy)
-        durations = fleet.durations(seed, down, up if each is None else each, looks)
+        up = traffic.uploads(self.fleet.local_steps)
+        durations = fleet.durations(seed, traffic.down, np.array(up) if isinstance(up, list) else up, looks)
         if isinstance(policy, Hybrid):
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))

@@ -44,7 +44,9 @@ def problems(method: Method, fleet: Fleet) -> list[str]:
             f"{name}: a cluster steps with all of its devices, but clients of this fleet come and go or lose jobs; "
             "take a fleet whose clients stay"
         )
-    alone = rule.keeps or rule.uplink is not None or rule.prime is not None or local.looks or local.mark is not None
+    if not policy.server and (rule.up or rule.down):
+        found.append(f"{name}: without a server nothing travels through stages; leave out stages")
+    alone = rule.keeps or rule.travels is not None or rule.prime is not None or local.full_gradient
     if alone or (local.remembers and policy.server):
         found.append(
             f"{name}: its rule looks at clients one by one, and a policy of clusters does not show them; run it with "

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from offbeat.errors import ConfigError
+from offbeat.keys import fold
 from offbeat.records import Arrived, Command, Joined, Left, Woke
 
 if TYPE_CHECKING:
@@ -76,13 +78,35 @@ class Policy(Protocol):
 
 
 # ---- what ---------------------------------------------------------------------------------------
-class Job(NamedTuple):
-    """The numbers of one job that a local rule may use; scalars to the rule, columns to the engine."""
+class StepRate(NamedTuple):
+    """A rate that depends on the local step too; one that depends on the version alone is a plain function of it."""
 
-    lr: Vector  # client rate at the job's version
+    at: Callable[[int, int, int], float]  # version, local step (from 0), steps of the job
+
+    def mean(self, version: int, steps: int) -> float:
+        return math.fsum(self.at(version, step, steps) for step in range(steps)) / steps
+
+
+ClientRate: TypeAlias = "Callable[[int], float] | StepRate"
+
+
+class Job(NamedTuple):
+    """The numbers of one job that a local rule may use; scalars to the rule, columns to the engine.
+
+    In `step` a rate is that of the step; in `begin` and `finish` it is the mean over the job's steps.
+    """
+
+    rates: Mapping[str, Vector]  # by name, at the job's version
     steps: Vector  # K_i, as a number of the model's type
     epoch: Vector  # steps in one pass over the client's shard
-    calibration: Vector  # a second rate at the job's version, for methods that have one (FedaGrac's lambda)
+    version: Vector  # int64: the version that the job starts from
+    key: Vector  # int64: for what the rule draws; `keys.fold(job.key, job.step)` is another key for each step
+    step: Vector  # int64: the number of the local step, from 0; in `finish` the number of steps
+
+    @property
+    def lr(self) -> Vector:
+        """The client rate."""
+        return self.rates["lr"]
 
 
 class Cohort(NamedTuple):
@@ -97,6 +121,24 @@ class Cohort(NamedTuple):
     clients: int  # in the whole fleet
     total: int  # samples in the whole fleet
     units: int  # who can report: the clients, or their clusters
+    key: int  # for what the commit draws
+    numbers: Mapping[str, Vector]  # what clients say beside their vectors (`Local.numbers`)
+
+
+class Stage(Protocol):
+    """A step on the way of one vector over a link: the sender encodes, the receiver decodes.
+
+    `encode` gives a tuple: first what another stage may encode further, then what goes along (scales, places). It is
+    written for one vector; the engine adds the client axis.
+    """
+
+    @property
+    def name(self) -> str: ...
+    def encode(self, vector: Vector, key: Vector | int) -> tuple[Vector, ...]: ...
+    def decode(self, parts: tuple[Vector, ...]) -> Vector: ...
+
+    def bytes(self, dimension: int) -> int:
+        """Of the whole tuple, for a vector of so many numbers."""
 
 
 @dataclass(frozen=True)
@@ -111,19 +153,20 @@ class Local:
     begin: Callable[[State, Job], Carry]
     step: Callable[[Carry, Vector, Job], Carry]
     finish: Callable[[State, Carry, Job], Update]
-    rate: Callable[[int], float]  # version -> client rate
+    rates: Mapping[str, ClientRate]  # "lr", the client rate, and others by names of their own
     sends: tuple[str, ...] = ("delta",)  # vectors
-    tells: tuple[str, ...] = ()  # numbers beside them
+    numbers: tuple[str, ...] = ()  # single numbers beside them, for the cohort
     remembers: tuple[str, ...] = ()  # vectors that stay with the client
-    looks: bool = False  # `begin` also gets "gradient": over the whole shard, at the model the job starts from
-    mark: Callable[[Carry, Job], Carry] | None = None  # looks at the carry once on its way ...
-    pause: Literal["first", "epoch"] = "first"  # ... after the first step, or after the first pass over the shard
-    calibration: Callable[[int], float] = lambda version: 1.0  # version -> the second rate
+    full_gradient: bool = False  # `begin` also gets "gradient": over the whole shard, at the model the job starts from
 
 
 @dataclass(frozen=True)
 class Rule:
     """The numerics of a method: the client's side, and how a commit changes the server's state.
+
+    Most commits are weighted sums. Then `weigh` gives each update's weight (one column for all that is sent, or one by
+    name) and `apply` is given the sums, so that no one need hold the updates side by side. A rule that needs them one
+    by one has `commit` instead, with a row per update.
 
     Where the server `keeps` vectors of each client, `commit` finds those of its cohort among the updates, and gives
     them back renewed beside the state. With `prime` a run opens with every client's gradient over its whole shard at
@@ -132,28 +175,66 @@ class Rule:
     """
 
     local: Local
-    commit: Callable[[State, Update, Cohort], State]
+    _: KW_ONLY
     init: Callable[[Vector], State]
+    weigh: Callable[[Cohort], Vector | Mapping[str, Vector]] | None = None
+    apply: Callable[[State, Update, Cohort], State] | None = None
+    commit: Callable[[State, Update, Cohort], State] | None = None
     broadcasts: tuple[str, ...] = ("model",)
     keeps: tuple[str, ...] = ()
     share: Callable[[Cohort], Vector] | None = None  # each update's weight in the mean; they sum to one
     prime: Callable[[State, Vector], State] | None = None
     clients: int | None = None  # it is made for so many, where it has a number for each
-    lossless: bool = False  # it needs every update that a client has finished
-    # What travels, where it is not each vector named above: the most of them down and up, and those in each update.
-    down: int | None = None
-    up: int | None = None
-    uplink: Callable[[Cohort], Vector] | None = None
+    lossless: bool = False  # it needs every update that a client has finished, exactly as it was
+    # How many vectors go down and up for each update, where it is not each one named above: numbers, or columns.
+    travels: Callable[[Cohort], tuple[Vector | int, Vector | int]] | None = None
+    down: Stage | None = None  # what broadcasts go through; `offbeat.stages.staged` sets both
+    up: Stage | None = None
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Vectors in a broadcast, and in an update at most."""
-        return self.down or len(self.broadcasts), self.up or len(self.local.sends)
+    def __post_init__(self) -> None:
+        sums = (self.weigh is not None, self.apply is not None)
+        if sums not in ((True, True), (False, False)) or any(sums) == (self.commit is not None):
+            names = [name for name in ("weigh", "apply", "commit") if getattr(self, name) is not None]
+            raise ConfigError(
+                [
+                    f"a Rule was given {' and '.join(names) or 'no way to commit'}; give weigh and apply, if its "
+                    "commit is a weighted sum of the updates, or commit alone, if it needs them one by one"
+                ]
+            )
+        if self.keeps and self.commit is None:
+            raise ConfigError(
+                [
+                    f"a Rule keeps {', '.join(self.keeps)} of each client, but weigh and apply never see single "
+                    "updates; give commit instead"
+                ]
+            )
+
+    def renew(self, state: State, updates: Update, cohort: Cohort) -> State:
+        """The server's state after a commit of these updates, a row each; in whichever form the rule has."""
+        if self.commit is not None:
+            return self.commit(state, updates, cohort)
+        assert self.weigh is not None
+        assert self.apply is not None
+        weights = self.weigh(cohort)
+        each = weights if isinstance(weights, Mapping) else dict.fromkeys(self.local.sends, weights)
+        return self.apply(state, {name: each[name] @ updates[name] for name in self.local.sends}, cohort)
+
+    def broadcast(self, state: State, key: int) -> State:
+        """What clients receive of a state."""
+        vectors = {name: state[name] for name in self.broadcasts}
+        if self.down is None:
+            return vectors
+        return {name: passed(self.down, vector, fold(key, i)) for i, (name, vector) in enumerate(vectors.items())}
 
     @property
     def personal(self) -> tuple[str, ...]:
         """The vectors that there are of each client."""
         return (*self.local.remembers, *self.keeps)
+
+
+def passed(stage: Stage, vector: Vector, key: Vector | int) -> Vector:
+    """What the receiver has of a vector that went through a stage."""
+    return stage.decode(stage.encode(vector, key)).to(vector.dtype)
 
 
 @dataclass(frozen=True)

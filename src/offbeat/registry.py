@@ -49,7 +49,7 @@ KINDS = {
         Kind("split", "splits", "offbeat.tasks.splits:SPLITS"),
         Kind("fleet", "fleets", "offbeat.fleets.make:FLEETS", "offbeat.fleets.fleet:Fleet"),
         Kind("graph", "graphs", "offbeat.fleets.graphs:GRAPHS"),
-        Kind("stage", "stages"),
+        Kind("stage", "stages", "offbeat.stages.staged:STAGES"),
         Kind("metric", "metrics"),
         Kind("theorem", "theorems", "offbeat.advise:THEOREMS"),
         Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),

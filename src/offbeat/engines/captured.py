@@ -8,8 +8,11 @@ taken enough of them plainly, in the same places and so with the same bits; size
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry
-from offbeat.numerics.wave import Problem, Tally, Work, draw, one_step, tallied
+from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 
 LADDER = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 UNROLL = (5, 1)  # steps in one graph; a job's steps are made up of these
@@ -68,6 +71,19 @@ class Graphs(NamedTuple):
     graphs: dict[int, Any]  # by steps in each
 
 
+@contextmanager
+def nothing_freed() -> Iterator[None]:
+    """A graph of an earlier run that Python lets go of while another is captured would break that one."""
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class GraphAdvance:
     """An `Advance` that replays graphs. One per run: graphs hold on to the problem's tensors."""
 
@@ -82,6 +98,8 @@ class GraphAdvance:
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
         clients = len(work.client)
+        rates = {name: table[:, begin : begin + count] for name, table in work.tables.items()}
+        work = work._replace(tables={name: t.new_zeros(clients, UNROLL[0]) for name, t in rates.items()})
         self.seen[clients, width] += 1
         size = (clients if self.seen[clients, width] >= OFTEN else padded(clients), width)
         if size not in self.graphs:
@@ -94,8 +112,12 @@ class GraphAdvance:
         at.begin.fill_(begin)
         captured = self.taken[size] >= self.worth
         self.taken[size] += count
+        done = 0
         for steps in UNROLL:
             for _ in range(count // steps):
+                for name, table in rates.items():  # a graph has room for the rates of its own steps
+                    at.work.tables[name][:clients, :steps].copy_(table[:, done : done + steps])
+                done += steps
                 if not captured:
                     run_steps(problem, at, steps, width)
                     continue
@@ -118,7 +140,7 @@ class GraphAdvance:
                     run_steps(problem, at, 1, width)
             torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with nothing_freed(), torch.cuda.graph(graph, pool=self.pool):
             run_steps(problem, at, steps, width)
         self.pool = self.pool or graph.pool()
         write((at.carry, at.tally, at.begin), kept)
@@ -127,13 +149,13 @@ class GraphAdvance:
 
 def run_steps(problem: Problem, at: Buffers, steps: int, width: int) -> None:
     """What is captured: some steps, from the buffers into the buffers. All of their batches are drawn first."""
-    carry, job = at.carry, at.work.job
+    carry = at.carry
     rows, noise = draw(problem, at.work, at.begin, steps, width)
     rows = rows.transpose(0, 1).contiguous()
     x, y = problem.samples.x[rows], problem.samples.y[rows]
-    losses = torch.empty_like(noise, dtype=job.lr.dtype)
-    for k in range(steps):
-        carry, losses[:, k] = one_step(problem, carry, job, x[k], y[k], noise[:, k])
+    losses = torch.empty_like(noise, dtype=at.tally.loss.dtype)
+    for k, step in enumerate(numbered(at.begin, steps, at.work)):
+        carry, losses[:, k] = one_step(problem, carry, job_at(at.work, step, k), x[k], y[k], noise[:, k])
     write((at.carry, at.tally), (carry, tallied(at.tally, losses, at.begin)))
     at.begin.add_(steps)
 

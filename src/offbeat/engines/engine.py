@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat import keys
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
@@ -26,6 +27,7 @@ from offbeat.numerics.evaluation import Evaluation, training_loss
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
+from offbeat.stages import received
 from offbeat.tasks.task import Task
 
 FORMAT = 4  # of a checkpoint's facts
@@ -85,7 +87,7 @@ class Engine:
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
             members = None if blocks is None else blocks.members
-            self.server = Server(method, model.initial(), samples.sizes, members, client_memory)
+            self.server = Server(method, model.initial(), seed, samples.sizes, members, client_memory)
             self.solver = LocalSolver(
                 problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
             )
@@ -109,11 +111,13 @@ class Engine:
         rule, server, many = self.method.what, self.server, len(self.server.sizes)
         assert rule.share is not None
         share = rule.share(server.cohort(range(many), [0] * many, [1] * many))
-        mean = torch.zeros_like(server.state["model"])
-        for clients, gradients in self.solver.opening(server.state["model"]):
-            mean += share[clients].to(mean.dtype) @ gradients
+        model = server.broadcast()["model"]
+        mean = torch.zeros_like(model)
+        for clients, gradients in self.solver.opening(model):
+            arrived = received(rule.up, gradients, keys.key(server.seed, "prime", clients))
+            mean += share[clients].to(mean.dtype) @ arrived
             if server.kept is not None:
-                server.kept.write(clients, dict.fromkeys(rule.keeps, gradients))
+                server.kept.write(clients, dict.fromkeys(rule.keeps, arrived))
         server.prime(mean)
 
     # ---- the loop -------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ class Engine:
                 raise BadNumbers(self.complaint(result))
         local = self.method.what.local
         with self.settings, torch.no_grad():
-            updates = {name: gathered(results, name) for name in (*local.sends, *local.tells)}
+            updates = {name: gathered(results, name) for name in (*local.sends, *local.numbers)}
             staleness = self.server.commit([result.job for result in results], updates)
         for job in set(step.commit.jobs):
             del self.results[job]
@@ -238,7 +242,7 @@ class Engine:
         self.server.restore(tensors, facts["version"])
         self.solver.restore(tensors, facts)
         self.jobs_computed, self.results = facts["jobs_computed"], {}
-        names = (*self.method.what.local.sends, *self.method.what.local.tells)
+        names = (*self.method.what.local.sends, *self.method.what.local.numbers)
         for *begun, bad, client in facts["results"]:
             job = Begun(*begun)
             rows = {name: tensors[f"result/{job.client}/{job.job}/{name}"].to(self.device)[None] for name in names}

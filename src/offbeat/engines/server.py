@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat import keys
 from offbeat.choices import Choice
 from offbeat.engines.memory import Memory
 from offbeat.errors import OffbeatError
@@ -22,10 +23,10 @@ class Server:
     `members` the clients behind whoever reports (None: each for itself)."""
 
     def __init__(
-        self, method: Method, model: Tensor, sizes: Sequence[int], members: Sequence[Sequence[int]] | None,
-        choice: Choice = "auto",
+        self, method: Method, model: Tensor, seed: int, sizes: Sequence[int],
+        members: Sequence[Sequence[int]] | None, choice: Choice = "auto",
     ) -> None:  # fmt: skip
-        self.method, self.sizes, self.members = method, sizes, members
+        self.method, self.seed, self.sizes, self.members = method, seed, sizes, members
         self.device, self.dtype = model.device, model.dtype
         self.version = 0
         self.state: State = method.what.init(model)
@@ -40,7 +41,7 @@ class Server:
         return len(self.sizes if self.members is None else self.members)
 
     def broadcast(self) -> State:
-        return {name: self.state[name] for name in self.method.what.broadcasts}
+        return self.method.what.broadcast(self.state, keys.key(self.seed, "broadcast", self.version))
 
     def prime(self, mean: Tensor) -> None:
         """Begin from the clients' gradients at version 0."""
@@ -54,18 +55,19 @@ class Server:
         columns = torch.tensor([staleness, steps, samples, devices], dtype=self.dtype)
         numbers = torch.tensor(clients).to(self.device, non_blocking=True)
         stale, taken, shards, many = columns.to(self.device, non_blocking=True)
-        return Cohort(
-            stale, taken, shards, numbers, many, self.version, len(self.sizes), sum(self.sizes), self.units
-        )  # fmt: skip
+        whole, key = (len(self.sizes), sum(self.sizes), self.units), keys.key(self.seed, "commit", self.version)
+        return Cohort(stale, taken, shards, numbers, many, self.version, *whole, key, {})
 
     def commit(self, jobs: Sequence[Begun], updates: Update) -> list[int]:
-        """The next version, from one row of each vector for each of the jobs; and how stale each update was."""
+        """The next version, from a row of all that was sent for each of the jobs; and how stale each update was."""
         rule = self.method.what
         staleness = [self.version - job.version for job in jobs]
         cohort = self.cohort([job.client for job in jobs], staleness, [job.steps for job in jobs])
+        cohort = cohort._replace(numbers={name: updates[name] for name in rule.local.numbers})
+        updates = {name: updates[name] for name in rule.local.sends}
         if self.kept is not None:
-            updates = updates | self.kept.read(rule.keeps, cohort.client)
-        state = rule.commit(self.state, updates, cohort)
+            updates |= self.kept.read(rule.keeps, cohort.client)
+        state = rule.renew(self.state, updates, cohort)
         if self.kept is not None:
             self.kept.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
         self.state = self.checked(state)

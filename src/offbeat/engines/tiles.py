@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
-from offbeat.numerics.wave import Problem, Tally, Work, draw, one_step, tallied
+from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 
 CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
 MOST = 320 << 20  # bytes of work in a tile
@@ -94,7 +94,8 @@ class TiledAdvance:
         if self.taken[size] >= WORTH and size not in self.steps:
             rows, noise = draw(problem, work, begin, 1, width)
             x, y = problem.samples.batch_of(rows[:, 0])
-            self.steps[size] = traced(problem, carry, work.job, x, y, noise[:, 0])
+            job = job_at(work, numbered(begin, 1, work)[0], begin)
+            self.steps[size] = traced(problem, carry, job, x, y, noise[:, 0])
         self.taken[size] += steps
 
     def tile(
@@ -109,11 +110,15 @@ class TiledAdvance:
             each = problem.samples.x[0].nbytes * rows[0].numel()
             at_once = max(1, GATHERED // max(1, each))
             leaves, form = pytree.tree_flatten(pytree.tree_map(torch.clone, carry))  # the steps may change them
-            losses = []
+            losses, numbers = [], numbered(begin, count, work)
+            *fixed, _ = pytree.tree_leaves(work.job)  # the number of the step is the last
             for first in range(0, count, at_once):
                 x, y = problem.samples.batch_of(rows[first : first + at_once])
                 for k in range(len(x)):
-                    *leaves, loss = step(*leaves, *work.job, x[k], y[k], noise[first + k])
+                    place = first + k
+                    if work.tables:
+                        *fixed, _ = pytree.tree_leaves(job_at(work, numbers[place], begin + place))
+                    *leaves, loss = step(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
                     losses.append(loss)
             return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
 
@@ -137,15 +142,15 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
     from torch.fx.graph import CodeGen
 
-    form = pytree.tree_structure(carry)
+    leaves, form = pytree.tree_flatten((carry, job))
 
     def flat_step(*given: Tensor) -> tuple[Tensor, ...]:
         *leaves, x, y, noise = given
-        leaves, job = leaves[: -len(Job._fields)], Job(*leaves[-len(Job._fields) :])
-        carry, losses = one_step(problem, pytree.tree_unflatten(leaves, form), job, x, y, noise)
+        carry, job = pytree.tree_unflatten(leaves, form)
+        carry, losses = one_step(problem, carry, job, x, y, noise)
         return (*pytree.tree_leaves(carry), losses)
 
-    given = (*pytree.tree_leaves(carry), *job, x, y, noise)
+    given = (*leaves, x, y, noise)
     module = make_fx(flat_step)(*given)
     graph, forms = module.graph, Forms(module)
     forms.run(*given)

@@ -12,7 +12,7 @@ import torch
 
 from offbeat.errors import ConfigError
 from offbeat.laws.trial import COMMITS, TOLERANCE, Alone, Passed, Trial, distance, generators, network, same_bits
-from offbeat.method import Conductor, Job, Policy
+from offbeat.method import Conductor, Job, Policy, StepRate
 from offbeat.records import Begun, Command, Commit, Row
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.hybrid import Hybrid
@@ -28,17 +28,18 @@ def names(trial: Trial) -> str | None:
     if lost := {"model", *rule.broadcasts} - state.keys():
         return f"`init` gives {listed(state)}; {listed(lost)}, which is broadcast, is not among them"
     given = {name: state[name] for name in rule.broadcasts} | dict.fromkeys(local.remembers, torch.zeros_like(model))
-    given |= {"gradient": torch.ones_like(model)} if local.looks else {}
-    job = Job(*[torch.tensor(1.0, dtype=torch.float64)] * len(Job._fields))
+    given |= {"gradient": torch.ones_like(model)} if local.full_gradient else {}
+    one, zero = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0)
+    job = Job(dict.fromkeys(local.rates, one), one, one, zero, zero, zero)
     try:
         carry = local.begin(given, job)
         moved = local.step(carry, torch.ones_like(model), job)
-        update = local.finish(given, moved if local.mark is None else local.mark(moved, job), job)
+        update = local.finish(given, moved, job._replace(step=torch.tensor(1)))
     except KeyError as error:
         return f"a client asks for {error}, but it is given {listed(given)}"
     if type(moved) is not type(carry) or len(moved) != len(carry):
         return f"`begin` gives a {type(carry).__name__} and `step` a {type(moved).__name__}; they must be of one kind"
-    wanted = {*local.sends, *local.tells, *local.remembers}
+    wanted = {*local.sends, *local.numbers, *local.remembers}
     if lost := wanted - update.keys():
         return f"`finish` gives {listed(update)}; {listed(lost)}, which it should send or remember, is not among them"
     wide = [name for name in (*local.sends, *local.remembers) if update[name].shape != model.shape]
@@ -141,7 +142,10 @@ def alone(trial: Trial) -> str | None:
         outcome = trial.run("alone", method=method, task=quadratic(matrices, linear, np.ones(3)), fleet=fleet)
     except ConfigError as error:
         raise Passed(f"it cannot run with one client: {error.problems[0]}") from None
-    rate = single.rate or method.what.local.rate(0)
+    given = method.what.local.rates.get("lr")
+    if isinstance(given, StepRate) or given is None:
+        raise Passed("its client rate is not the same at all steps")
+    rate = single.rate or given(0)
     w = np.ones(3)
     for _ in range(single.steps or committed_steps(read_trace(trial.path / "alone"))):
         w = w - rate * (matrices[0] @ w - linear[0])

@@ -24,6 +24,7 @@ from offbeat.methods.hl_sgd import hl_sgd
 from offbeat.methods.local_sgd import local_sgd
 from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
+from offbeat.stages import takes_stages
 
 
 def variant(name: str, make: Callable[..., Method], said: str = "", **fixed: Any) -> Callable[..., Method]:
@@ -44,7 +45,7 @@ PGA = "HL-SGD of which all devices report: on one cluster, gossip and now and th
 EDGES = (
     "HL-SGD in which an edge server takes the mean of its cluster after every gossip_every steps and reports for it."
 )
-METHODS: dict[str, Callable[..., Method]] = {
+PLAIN: dict[str, Callable[..., Method]] = {
     "async-hl-sgd": async_hl_sgd,
     "asysg": asysg,
     "dlsgd-hetero": dlsgd_hetero,
@@ -66,3 +67,4 @@ METHODS: dict[str, Callable[..., Method]] = {
     "minibatch-sgd": minibatch_sgd,
     "scaffold": scaffold,
 }
+METHODS = {name: takes_stages(make) for name, make in PLAIN.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
 from offbeat.numerics import local, server
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
@@ -37,10 +37,13 @@ def async_hl_sgd(
     """
     optimiser, s = server.server_optimiser(server_lr), law(staleness)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        share = cohort.devices * (cohort.units / cohort.clients) / len(cohort.steps)
-        return optimiser.apply(w, (s(cohort.staleness) * share) @ updates["delta"], cohort.version)
+    def weigh(cohort: Cohort) -> Vector:
+        return s(cohort.staleness) * (cohort.devices * (cohort.units / cohort.clients) / len(cohort.steps))
+
+    def apply(w: State, sums: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, sums["delta"], cohort.version)
 
     inside = Hybrid(Buffer(buffer_size, local_steps), gossip_every, gossip_rounds, p)
     policy = covered("async-hl-sgd", inside, when, experimental)
-    return Method("async-hl-sgd", policy, Rule(local.sgd(client_lr, client_options), commit, optimiser.init))
+    rule = Rule(local.sgd(client_lr, client_options), init=optimiser.init, weigh=weigh, apply=apply)
+    return Method("async-hl-sgd", policy, rule)

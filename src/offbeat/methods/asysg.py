@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, server, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer
 
@@ -26,8 +26,8 @@ def asysg(
     """Clients pull the model, send one stochastic gradient, pull again; w <- w - server_lr * mean of n of them."""
     optimiser = server.server_optimiser(server_lr, server_optimiser)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return optimiser.apply(w, updates["gradient"].mean(dim=0), cohort.version)
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["gradient"], cohort.version)
 
     policy = covered("asysg", Buffer(n, steps=1, concurrency=concurrency), when, experimental)
-    return Method("asysg", policy, Rule(local.gradient(), commit, optimiser.init))
+    return Method("asysg", policy, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))

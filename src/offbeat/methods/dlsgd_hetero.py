@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, server, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.sampled import Sampled
 
@@ -31,12 +31,12 @@ def dlsgd_hetero(
     """
     optimiser = server.server_optimiser(server_lr, server_optimiser)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        delta = updates["delta"].mean(dim=0)  # server 7
-        return optimiser.apply(w, delta, cohort.version)  # server 8
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["delta"], cohort.version)  # server 8
 
     policy = covered(
         "dlsgd-hetero", Sampled(n, local_steps, overlap), when, experimental
     )  # server 2, 4, 5, 9; client 2, 12
     steps = local.sgd(client_lr, client_options)  # client 4-10
-    return Method("dlsgd-hetero", policy, Rule(steps, commit, optimiser.init))
+    rule = Rule(steps, init=optimiser.init, weigh=weights.mean, apply=apply)  # server 7
+    return Method("dlsgd-hetero", policy, rule)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, server, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer, Restart
 
@@ -32,11 +32,11 @@ def dlsgd_homo(
     """
     optimiser = server.server_optimiser(server_lr, server_optimiser)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        delta = updates["delta"].mean(dim=0)  # server 6
-        return optimiser.apply(w, delta, cohort.version)  # server 7
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["delta"], cohort.version)  # server 7
 
     restart: Restart = "broadcast" if overlap else "fresh"  # server 2, 8; client 2-3
     policy = covered("dlsgd-homo", Buffer(n, local_steps, restart=restart), when, experimental)  # server 4
     steps = local.sgd(client_lr, client_options)  # client 4-9
-    return Method("dlsgd-homo", policy, Rule(steps, commit, optimiser.init))
+    rule = Rule(steps, init=optimiser.init, weigh=weights.mean, apply=apply)  # server 6
+    return Method("dlsgd-homo", policy, rule)

@@ -8,16 +8,16 @@ a fast client keeps as nu_i: the mean of its gradients (`reference = "mean"`, as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import ConfigError
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.methods.fedagrac_saving import mean_gradient, saved
 from offbeat.numerics import reference as refs
-from offbeat.numerics.local import Corrected, corrected_step
-from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.local import descend
+from offbeat.numerics.rates import Rate, client_rate, rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
@@ -49,50 +49,58 @@ def fedagrac(
     With `saving` only first gradients are sent, the server works out the means (section 4.2). With n sampled clients
     the server keeps what each one sent last, and nu stays the mean over all.
     """
-    share, lr, lam = shares(weights), rate(client_lr), rate(calibration, "calibration", zero=True)
+    share, lr = shares(weights), client_rate(client_lr)
+    lam = rate(calibration, "calibration", zero=True)
 
-    def begin(given: State, job: Job) -> Corrected:
+    def begin(given: State, job: Job) -> Path:
         x = given["model"]  # 3-4
-        return Corrected(x, job.calibration * (given["nu"] - refs.kept(given)), x)  # 5
+        return Path(x, job.rates["calibration"] * (given["nu"] - refs.kept(given)), x, torch.zeros_like(job.lr))  # 5
 
-    def finish(given: State, path: Corrected, job: Job) -> Update:
+    def step(path: Path, g: Tensor, job: Job) -> Path:
+        y = descend(path.y, job.lr, g, path.c)  # 9
+        early = job.step < (job.epoch if first == "epoch" else 1)
+        return Path(y, path.c, torch.where(early, y, path.early), path.reach + torch.where(early, job.lr, 0.0))
+
+    def finish(given: State, path: Path, job: Job) -> Update:
         x = given["model"]
-        count = torch.minimum(job.epoch, job.steps) if first == "epoch" else torch.ones_like(job.steps)
-        mean = refs.mean_gradient(x - path.y, job.steps, job.lr, path.c)  # 11
-        early = refs.mean_gradient(x - path.early, count, job.lr, path.c)
+        mean = mean_gradient(x - path.y, job.lr * job.steps, path.c)  # 11
+        early = mean_gradient(x - path.early, path.reach, path.c)
         return {"delta": x - path.y, "first": early, "mean": mean, **refs.own(reference, mean, early, job.steps)}
 
     def sends_first(cohort: Cohort) -> Tensor:
         steps = cohort.steps.double()
         return TRANSITS[transit](steps > share.of(cohort).double() @ steps * (1 + 1e-6))  # 14, 21
 
+    def weigh(cohort: Cohort) -> dict[str, Tensor]:
+        p, fast = share.of(cohort), sends_first(cohort)
+        return {"delta": p, "first": p * fast, "mean": p * ~fast}
+
+    def apply(w: State, sums: Update, cohort: Cohort) -> State:
+        told = refs.told(reference, sums["first"] + sums["mean"], share.of(cohort), cohort.steps)  # 23
+        return {"model": w["model"] - sums["delta"], **told}  # 20
+
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        mean, kept = share.of(cohort), {}
-        if saving:
-            c = lam(cohort.version) * (w["nu"] - updates["kept nu_i"])
-            kept["kept nu_i"] = refs.mean_gradient(updates["delta"], cohort.steps[:, None], lr(cohort.version), c)
-            updates["mean"] = kept["kept nu_i"]
+        """With sampled clients the server keeps what each one sent last."""
         sent = torch.where(sends_first(cohort)[:, None], updates["first"], updates["mean"])
-        nu = mean @ sent  # 23
-        if not everyone:
-            nu = w["nu"] + share.part(cohort) * (mean @ (sent - updates["kept sent"]))
-            kept["kept sent"] = sent
-        told = refs.told(reference, nu, mean, cohort.steps)
-        return {"model": w["model"] - mean @ updates["delta"], **told, **kept}  # 20
+        nu = w["nu"] + share.part(cohort) * (share.of(cohort) @ (sent - updates["kept sent"]))
+        return {"model": w["model"] - share.of(cohort) @ updates["delta"], "nu": nu, "kept sent": sent}
 
     policy = covered("fedagrac", Rounds(local_steps, n), when, experimental)
-    everyone = policy == Rounds(getattr(policy, "steps", None))
-    if saving and policy != Rounds(getattr(policy, "steps", None), getattr(policy, "size", None)):
-        raise ConfigError(["saving needs rounds that wait for all their updates; leave out `when`"])
+    everyone = policy == Rounds(policy.orders)
     refs.require(reference, everyone and not saving)
-    sends = ("delta", "first") if saving else ("delta", "first", "mean")
-    steps = Local(begin, corrected_step, finish, lr, sends, remembers=refs.REMEMBERS[reference], calibration=lam,
-                  mark=lambda path, job: path._replace(early=path.y),
-                  pause="epoch" if first == "epoch" else "first")  # fmt: skip
+    form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
+    rates = {"lr": lr, "calibration": lam}
     rule = Rule(
-        steps, commit, refs.init(reference), refs.broadcasts(reference), share=share.of, clients=share.clients,
-        keeps=("kept nu_i",) * saving + ("kept sent",) * (not everyone), lossless=saving, down=2, up=2,
-        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None,
-        uplink=(lambda cohort: 1 + sends_first(cohort).double()) if saving else None,
+        Local(begin, step, finish, rates, ("delta", "first", "mean"), remembers=refs.REMEMBERS[reference]),
+        init=refs.init(reference), broadcasts=refs.broadcasts(reference), share=share.of,
+        clients=share.clients, travels=lambda cohort: (2, 2),
+        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None, **form,
     )  # fmt: skip
-    return Method("fedagrac", policy, rule)
+    return Method("fedagrac", policy, saved(rule, policy, sends_first) if saving else rule)
+
+
+class Path(NamedTuple):
+    y: Tensor
+    c: Tensor
+    early: Tensor  # the iterate after the first step, or the first epoch
+    reach: Tensor  # the sum of the rates until then

@@ -48,6 +48,5 @@ def fedasync(
         return w | {"model": model}
 
     policy = covered("fedasync", Buffer(1, local_steps, concurrency), when, experimental)
-    return Method(
-        "fedasync", policy, Rule(replace(sgd, finish=finish, sends=("model",)), commit, lambda x: {"model": x})
-    )
+    steps = replace(sgd, finish=finish, sends=("model",))
+    return Method("fedasync", policy, Rule(steps, init=lambda x: {"model": x}, commit=commit))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
 from offbeat.numerics import local, server
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
@@ -35,10 +35,13 @@ def fedbuff(
     optimiser = server.server_optimiser(1.0 if beta is None else beta, server_optimiser)
     s = law(staleness)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        total = s(cohort.staleness) @ updates["delta"]  # server 6
+    def weigh(cohort: Cohort) -> Vector:
+        return s(cohort.staleness)  # server 6
+
+    def apply(w: State, sums: Update, cohort: Cohort) -> State:
+        total = sums["delta"]
         return optimiser.apply(w, total if beta is not None else total / len(cohort.steps), cohort.version)  # server 9
 
     policy = covered("fedbuff", Buffer(buffer_size, local_steps, concurrency), when, experimental)  # 5, 8; client 3, 10
     steps = local.sgd(client_lr, client_options)  # client 4-9
-    return Method("fedbuff", policy, Rule(steps, commit, optimiser.init))
+    return Method("fedbuff", policy, Rule(steps, init=optimiser.init, weigh=weigh, apply=apply))

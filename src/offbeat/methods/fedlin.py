@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
 from offbeat.numerics import server
 from offbeat.numerics.local import descend
-from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.rates import Rate, client_rate, every
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
@@ -40,36 +40,33 @@ def fedlin(
     g_i(w) is the mean of `probes` stochastic gradients at w; where batches are whole shards, one is exact. The same n
     clients (None: all) take part in both halves of a round.
     """
-    share, at = shares(weights), rate(client_lr)
+    share = shares(weights)
 
     def begin(given: State, job: Job) -> Path:
         x = given["model"]
         return Path(x, torch.zeros_like(x), given["g"] - given["g_i"])
 
+    def asked(job: Job) -> Tensor:
+        return job.version % 2 == 0  # for a gradient at the model
+
     def step(path: Path, g: Tensor, job: Job) -> Path:
-        y = descend(path.y, job.lr / job.steps, g, path.correction)  # with rate 0 it stays where it is
-        return path._replace(y=y, total=path.total + g)
+        lr = torch.where(asked(job), 0.0, job.lr / job.steps)  # who is asked for a gradient stays where it is
+        return path._replace(y=descend(path.y, lr, g, path.correction), total=path.total + g)
 
     def finish(given: State, path: Path, job: Job) -> Update:
-        asked = job.calibration == 0  # for a gradient
         mean = path.total / job.steps
-        update = torch.where(asked, mean, given["model"] - path.y)
-        return {"update": update, "g_i": torch.where(asked, mean, given["g_i"])}
+        update = torch.where(asked(job), mean, given["model"] - path.y)
+        return {"update": update, "g_i": torch.where(asked(job), mean, given["g_i"])}
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        mean = share.of(cohort) @ updates["update"]
-        return w | ({"g": mean} if cohort.version % 2 == 0 else {"model": w["model"] - mean})
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        update = mean["update"]
+        return w | ({"g": update} if cohort.version % 2 == 0 else {"model": w["model"] - update})
 
     policy = covered("fedlin", Rounds(local_steps, n, probes=probes), when, experimental)
-    steps = Local(
-        begin,
-        step,
-        finish,
-        lambda version: at(version // 2) if version % 2 else 0.0,
-        ("update",),
-        remembers=("g_i",),
-        calibration=lambda version: version % 2,
-    )
-    return Method(
-        "fedlin", policy, Rule(steps, commit, server.beside("g"), ("model", "g"), clients=share.clients, down=1)
-    )
+    lr = every(2, client_rate(client_lr))  # by rounds
+    rule = Rule(
+        Local(begin, step, finish, {"lr": lr}, ("update",), remembers=("g_i",)),
+        init=server.beside("g"), weigh=share.of, apply=apply, broadcasts=("model", "g"), clients=share.clients,
+        travels=lambda cohort: (1, 1),  # the model in one half, g in the other
+    )  # fmt: skip
+    return Method("fedlin", policy, rule)

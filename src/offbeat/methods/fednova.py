@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, covered
 from offbeat.numerics import local, server
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
@@ -33,18 +33,22 @@ def fednova(
     """w <- w - server_lr * tau_eff * sum p_i delta_i / |a_i|_1, with tau_eff = sum p_i |a_i|_1.
 
     A solver's update is lr * sum_k a_k g_k; |a|_1 is K for SGD, and follows from the solver with `momentum` or a
-    `proximal` pull.
+    `proximal` pull. A common factor of all |a_i|_1 cancels, so clients say lr |a_i|_1.
     """
     share, optimiser = shares(weights), server.server_optimiser(server_lr)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        p, a = share.of(cohort), updates["reach"]
-        return optimiser.apply(w, (p @ a) * ((p / a) @ updates["delta"]), cohort.version)
+    def weigh(cohort: Cohort) -> Vector:
+        return share.of(cohort) / cohort.numbers["reach"]
+
+    def apply(w: State, sums: Update, cohort: Cohort) -> State:
+        tau = share.of(cohort) @ cohort.numbers["reach"]
+        return optimiser.apply(w, tau * sums["delta"], cohort.version)
 
     policy = covered("fednova", Rounds(local_steps, n), when, experimental)
     options = {"momentum": momentum} if momentum else {}
     steps = measured(local.sgd(client_lr, options, proximal))
-    return Method("fednova", policy, Rule(steps, commit, optimiser.init, clients=share.clients))
+    rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, clients=share.clients)
+    return Method("fednova", policy, rule)
 
 
 class Both(NamedTuple):
@@ -56,7 +60,7 @@ class Both(NamedTuple):
 
 
 def measured(solver: Local) -> Local:
-    """The solver, which also tells |a|_1: how far it goes, in units of lr, where every gradient is one."""
+    """The solver, which also says lr |a|_1: how far it goes where every gradient is one."""
 
     def begin(server: State, job: Job) -> Both:
         path = solver.begin(server, job)
@@ -67,6 +71,6 @@ def measured(solver: Local) -> Local:
         return Both(path[0], tuple(path[1:]), solver.step(both.unit, torch.ones_like(both.unit.y), job))
 
     def finish(server: State, both: Both, job: Job) -> Update:
-        return {"delta": server["model"] - both.y, "reach": -both.unit.y[0] / job.lr}
+        return {"delta": server["model"] - both.y, "reach": -both.unit.y[0]}
 
-    return replace(solver, begin=begin, step=step, finish=finish, tells=("reach",))
+    return replace(solver, begin=begin, step=step, finish=finish, numbers=("reach",))

@@ -29,9 +29,10 @@ def fedprox(
     """n clients (None: all) minimise f_i(y) + proximal / 2 |y - w|^2 by SGD steps; w <- w - server_lr * mean(delta)."""
     share, optimiser = shares(weights), server.server_optimiser(server_lr)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # 6
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["delta"], cohort.version)  # 6
 
     policy = covered("fedprox", Rounds(local_steps, n), when, experimental)  # 2-3
     steps = local.sgd(client_lr, client_options, proximal)  # 4
-    return Method("fedprox", policy, Rule(steps, commit, optimiser.init, clients=share.clients))
+    rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
+    return Method("fedprox", policy, rule)

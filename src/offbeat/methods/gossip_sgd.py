@@ -40,8 +40,8 @@ def gossip_sgd(
         moved = path.y - server["origin"]
         return {"place": moved, "moved": moved}
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return {"model": w["origin"] + share.of(cohort) @ updates["place"], "origin": w["origin"]}
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return {"model": w["origin"] + mean["place"], "origin": w["origin"]}
 
     def init(x: Vector) -> State:
         return {"model": x, "origin": x}
@@ -49,5 +49,6 @@ def gossip_sgd(
     policy = covered(
         "gossip-sgd", Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, server=False), when, experimental
     )
-    steps = Local(begin, sgd.step, finish, sgd.rate, sends=("place",), remembers=("moved",))
-    return Method("gossip-sgd", policy, Rule(steps, commit, init, ("model", "origin")))
+    steps = Local(begin, sgd.step, finish, sgd.rates, sends=("place",), remembers=("moved",))
+    rule = Rule(steps, init=init, weigh=share.of, apply=apply, broadcasts=("model", "origin"))
+    return Method("gossip-sgd", policy, rule)

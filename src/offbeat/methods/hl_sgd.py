@@ -41,10 +41,11 @@ def hl_sgd(
     """
     share, optimiser = shares(weights), server.server_optimiser(server_lr)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # 16
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["delta"], cohort.version)  # 16
 
     inside = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, p, edge)  # 2-5, 8, 12-15
     steps = local.sgd(client_lr, client_options)  # 6, 7
     policy = covered("hl-sgd", inside, when, experimental)
-    return Method("hl-sgd", policy, Rule(steps, commit, optimiser.init, clients=share.clients))
+    rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
+    return Method("hl-sgd", policy, rule)

@@ -36,9 +36,10 @@ def local_sgd(
     """n sampled clients (None: all) take local_steps from the newest model; w <- w - server_lr * mean(delta)."""
     share, optimiser = shares(weights), server.server_optimiser(server_lr, server_optimiser)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return optimiser.apply(w, share.of(cohort) @ updates["delta"], cohort.version)  # (3)
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["delta"], cohort.version)  # (3)
 
     policy = covered("local-sgd", Rounds(local_steps, n, replacement, over_selection, deadline), when, experimental)
     steps = local.sgd(client_lr, client_options)  # (2)
-    return Method("local-sgd", policy, Rule(steps, commit, optimiser.init, clients=share.clients))
+    rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
+    return Method("local-sgd", policy, rule)

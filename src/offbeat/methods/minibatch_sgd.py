@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, server, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.rounds import Rounds
 
@@ -24,8 +24,8 @@ def minibatch_sgd(
     """n clients (None: all) send one stochastic gradient each; w <- w - server_lr * their mean."""
     optimiser = server.server_optimiser(server_lr, server_optimiser)
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        return optimiser.apply(w, updates["gradient"].mean(dim=0), cohort.version)
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        return optimiser.apply(w, mean["gradient"], cohort.version)
 
     policy = covered("minibatch-sgd", Rounds(steps=1, size=n), when, experimental)
-    return Method("minibatch-sgd", policy, Rule(local.gradient(), commit, optimiser.init))
+    return Method("minibatch-sgd", policy, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))

@@ -11,7 +11,7 @@ from typing import Literal
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
 from offbeat.numerics import server
 from offbeat.numerics.local import Corrected, corrected_step
-from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.rates import Rate, client_rate, rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
@@ -32,7 +32,7 @@ def scaffold(
     I: the gradient over the whole shard at the server's model (one more pass over the data); II: the mean of the local
     gradients. `start`: control variates begin at zero, or at the clients' gradients at version 0.
     """
-    share, at = shares(weights), rate(server_lr, "server_lr")
+    share, at = shares(weights), rate(server_lr)
 
     def begin(given: State, job: Job) -> Corrected:
         return Corrected(given["model"], given["c"] - given["c_i"])  # 7
@@ -45,15 +45,18 @@ def scaffold(
             renewed = delta / (job.steps * job.lr) - path.c  # 12 (ii): c_i - c + (x - y) / (K lr)
         return {"delta": delta, "c_delta": renewed - given["c_i"], "c_i": renewed}  # 13-14
 
-    def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        mean = share.of(cohort)
-        model = w["model"] - at(cohort.version) * (mean @ updates["delta"])  # 16-17
-        return w | {"model": model, "c": w["c"] + share.part(cohort) * (mean @ updates["c_delta"])}  # uniform: |S| / N
+    def apply(w: State, mean: Update, cohort: Cohort) -> State:
+        model = w["model"] - at(cohort.version) * mean["delta"]  # 16-17
+        return w | {"model": model, "c": w["c"] + share.part(cohort) * mean["c_delta"]}  # uniform: |S| / N
 
     policy = covered("scaffold", Rounds(local_steps, n), when, experimental)  # 3-4
     steps = Local(
-        begin, corrected_step, finish, rate(client_lr), ("delta", "c_delta"), remembers=("c_i",), looks=option == "I"
-    )
+        begin, corrected_step, finish, {"lr": client_rate(client_lr)}, ("delta", "c_delta"), remembers=("c_i",),
+        full_gradient=option == "I",
+    )  # fmt: skip
     prime = (lambda w, mean: w | {"c": mean}) if start == "gradients" else None
-    rule = Rule(steps, commit, server.beside("c"), ("model", "c"), share=share.of, prime=prime, clients=share.clients)
+    rule = Rule(
+        steps, init=server.beside("c"), weigh=share.of, apply=apply, broadcasts=("model", "c"), share=share.of,
+        prime=prime, clients=share.clients,
+    )  # fmt: skip
     return Method("scaffold", policy, rule)

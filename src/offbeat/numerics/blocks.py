@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from offbeat.method import Carry, State, Update
 from offbeat.numerics import wave as waves
 from offbeat.numerics.trial import unmoved
-from offbeat.numerics.wave import CHUNK, Advance, Outcome, Problem, Tally, Work, columns, outcome_of
+from offbeat.numerics.wave import CHUNK, Advance, Outcome, Problem, Tally, Work, columns, ended, outcome_of
 from offbeat.records import Begun
 
 
@@ -123,7 +123,7 @@ def block_wave(
     lanes = lanes_of([problem.samples.per_step(job.client) for job in devices], work.client)
     mixer = Mixer(blocks, jobs, starts["model"]) if blocks.mixing[jobs[0].client] else None
     carry = torch.vmap(problem.local.begin)(starts, work.job)
-    tally = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
+    tally = Tally(torch.zeros_like(work.job.steps), torch.full_like(work.client, -1))
     done, steps = 0, jobs[0].steps
     while done < steps:
         phase_end = done - done % blocks.every + blocks.every if mixer else steps
@@ -132,7 +132,7 @@ def block_wave(
         done += count
         if mixer and done % blocks.every == 0:
             carry = with_iterate(carry, mixer(carry[0], done // blocks.every - 1))
-    updates: Update = torch.vmap(problem.local.finish)(starts, carry, work.job)
+    updates: Update = torch.vmap(problem.local.finish)(starts, carry, ended(work.job))
     return outcome_of(updates, tally, work.job)
 
 

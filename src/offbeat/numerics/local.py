@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import Job, Local, State, Update
 from offbeat.numerics.clients import Descend
-from offbeat.numerics.rates import Rate, rate
+from offbeat.numerics.rates import Rate, client_rate
 from offbeat.options import fits
 
 OPTIONS = ("clip", "momentum", "weight_decay")
@@ -53,7 +53,7 @@ def sgd(client_lr: Rate, options: Mapping[str, float] | None = None, proximal: f
     def finish(server: State, path: Path, job: Job) -> Update:
         return {"delta": server["model"] - path.y}
 
-    return Local(begin, step, finish, rate(client_lr))
+    return Local(begin, step, finish, {"lr": client_rate(client_lr)})
 
 
 def descend(y: Tensor, lr: Tensor, g: Tensor, correction: Tensor | None = None) -> Tensor:
@@ -63,11 +63,10 @@ def descend(y: Tensor, lr: Tensor, g: Tensor, correction: Tensor | None = None) 
 
 
 class Corrected(NamedTuple):
-    """A client whose every gradient is corrected by the same vector; `early` may hold an iterate from its way."""
+    """A client whose every gradient is corrected by the same vector."""
 
     y: Tensor
     c: Tensor
-    early: Any = ()
 
 
 def corrected_step(path: Corrected, g: Tensor, job: Job) -> Corrected:
@@ -91,7 +90,7 @@ def gradient() -> Local:
     def finish(server: State, carry: Sum, job: Job) -> Update:
         return {"gradient": carry.total / job.steps}
 
-    return Local(begin, step, finish, rate(1.0), sends=("gradient",))
+    return Local(begin, step, finish, {"lr": client_rate(1.0)}, sends=("gradient",))
 
 
 def checked(options: dict[str, float], proximal: float) -> tuple[float, float, float | None]:

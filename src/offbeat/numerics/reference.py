@@ -29,11 +29,6 @@ def init(reference: str) -> Callable[[Tensor], State]:
     return server.beside(*BROADCASTS[reference])
 
 
-def mean_gradient(travelled: Tensor, steps: Tensor, lr: Tensor | float, c: Tensor) -> Tensor:
-    """Of the first `steps` steps, because each moved by lr (g + c)."""
-    return travelled / (lr * steps) - c
-
-
 def require(reference: str, whole: bool) -> None:
     """Equation (4) speaks of rounds in which everyone takes part and sends all."""
     if reference != "mean" and not whole:

@@ -26,7 +26,7 @@ class ServerOptimiser:
 
 def sgd(lr: Rate, momentum: float = 0.0) -> ServerOptimiser:
     """`m <- momentum m + direction;  w <- w - lr m`."""
-    at = rate(lr, "server_lr")
+    at = rate(lr)
 
     def init(model: Tensor) -> State:
         return {"model": model} | ({"momentum": torch.zeros_like(model)} if momentum else {})
@@ -42,7 +42,7 @@ def sgd(lr: Rate, momentum: float = 0.0) -> ServerOptimiser:
 
 def adam(lr: Rate, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> ServerOptimiser:
     """FedAdam (Reddi et al., 2021, Algorithm 2): no bias correction; eps is the paper's tau."""
-    at = rate(lr, "server_lr")
+    at = rate(lr)
 
     def init(model: Tensor) -> State:
         return {"model": model, "first": torch.zeros_like(model), "second": torch.full_like(model, eps**2)}

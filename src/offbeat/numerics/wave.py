@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat import keys
-from offbeat.method import Carry, Job, Local, State, Update
+from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
 from offbeat.numerics.draws import Keyed, compiled
 from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
@@ -47,9 +47,10 @@ class Work(NamedTuple):
     """n jobs as columns: whose, with which keys, and the numbers that the rule may use."""
 
     client: Tensor
-    key: Tensor  # of all that the job draws
+    key: Tensor  # of the batches and of what the model draws
     job: Job
     earlier: Tensor  # steps of the client's earlier jobs, each taken to be as long as this one
+    tables: dict[str, Tensor]  # [n, steps]: rates that differ from step to step
 
 
 class Tally(NamedTuple):
@@ -76,14 +77,29 @@ def one_step(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noi
     return torch.vmap(problem.local.step)(carry, gradient, job), losses
 
 
+def job_at(work: Work, step: Tensor, place: int | Tensor) -> Job:
+    """The numbers of n jobs at local step `step [n]`, whose rates stand at `place` in the tables."""
+    if not work.tables:
+        return work.job._replace(step=step)
+    rates = {name: table[:, place] for name, table in work.tables.items()}
+    return work.job._replace(step=step, rates={**work.job.rates, **rates})
+
+
+def numbered(begin: int | Tensor, count: int, work: Work) -> tuple[Tensor, ...]:
+    """The numbers of steps from `begin` on, a column `[n]` for each."""
+    numbers = torch.arange(count, device=work.key.device) + begin
+    return numbers[:, None].expand(count, len(work.key)).unbind()
+
+
 def advance(
     problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
 ) -> tuple[Carry, Tally]:
     """The plain loop over the steps."""
     rows, noise = draw(problem, work, begin, count, width)
     losses = []
-    for k in range(count):
-        carry, loss = one_step(problem, carry, work.job, *problem.samples.batch_of(rows[:, k]), noise[:, k])
+    for k, step in enumerate(numbered(begin, count, work)):
+        job = job_at(work, step, begin + k)
+        carry, loss = one_step(problem, carry, job, *problem.samples.batch_of(rows[:, k]), noise[:, k])
         losses.append(loss)
     return carry, tallied(tally, torch.stack(losses, dim=1), begin)
 
@@ -114,15 +130,37 @@ def tallied(tally: Tally, losses: Tensor, begin: int | Tensor) -> Tally:
 
 def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Work:
     """Jobs as columns, made on the host and sent at once."""
-    who = np.array([job[:2] for job in jobs], dtype=np.int64).T
-    earlier = who[1] * np.array([job.steps for job in jobs], dtype=np.int64)
-    whole = np.stack([who[0], keys.key(problem.seed, "batch", who[0], who[1]), earlier])
-    client, key, read = torch.from_numpy(whole).to(device, non_blocking=True)
+    who = np.array([job[:3] for job in jobs], dtype=np.int64).T
+    client, number, version = who
+    batch, rule = (keys.key(problem.seed, purpose, client, number) for purpose in ("batch", "rule"))
+    earlier = number * np.array([job.steps for job in jobs], dtype=np.int64)
+    whole = torch.from_numpy(np.stack([client, batch, rule, version, np.zeros_like(client), earlier]))
+    rows, key, own, start, first, read = whole.to(device, non_blocking=True)
     local, epoch = problem.local, problem.samples.epoch
-    rates = {version: (local.rate(version), local.calibration(version)) for version in {job.version for job in jobs}}
-    rows = [(rates[job.version][0], job.steps, epoch(job.client), rates[job.version][1]) for job in jobs]
-    numbers = torch.tensor(rows, dtype=torch.float64).T.contiguous()
-    return Work(client, key, Job(*numbers.to(problem.model.dtype).to(device, non_blocking=True)), read)
+    means = [rates_of(rate, jobs) for rate in local.rates.values()]
+    numbers = [[job.steps for job in jobs], [epoch(job.client) for job in jobs], *means]
+    floats = torch.tensor(numbers, dtype=torch.float64).to(problem.model.dtype).to(device, non_blocking=True)
+    steps, passes, *rates = floats
+    tables = {name: table(rate, jobs).to(floats) for name, rate in local.rates.items() if isinstance(rate, StepRate)}
+    job = Job(dict(zip(local.rates, rates, strict=True)), steps, passes, start, own, first)
+    return Work(rows, key, job, read, tables)
+
+
+def rates_of(rate: ClientRate, jobs: Sequence[Begun]) -> list[float]:
+    """The rate of each job: at its version, or the mean over its steps."""
+    if isinstance(rate, StepRate):
+        means = {pair: rate.mean(*pair) for pair in {job[2:4] for job in jobs}}
+        return [means[job[2:4]] for job in jobs]
+    values = {version: rate(version) for version in {job.version for job in jobs}}
+    return [values[job.version] for job in jobs]
+
+
+def table(rate: StepRate, jobs: Sequence[Begun]) -> Tensor:
+    """The rates `[n, steps]` of each step; behind a job's last step they are zero."""
+    most = max(job.steps for job in jobs)
+    lines = {(version, steps): [rate.at(version, k, steps) for k in range(steps)] + [0.0] * (most - steps)
+             for version, steps in {job[2:4] for job in jobs}}  # fmt: skip
+    return torch.tensor([lines[job[2:4]] for job in jobs], dtype=torch.float64)
 
 
 @unmoved
@@ -144,20 +182,16 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
         back = torch.tensor(order, device=starts["model"].device).argsort()
         return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
     work = whole = columns(problem, jobs, starts["model"].device)
-    if problem.local.looks:
+    if problem.local.full_gradient:
         starts = starts | {"gradient": full_gradients(problem, starts["model"], work.client)}
     carry = torch.vmap(problem.local.begin)(starts, work.job)
-    tally = Tally(torch.zeros_like(work.job.lr), torch.full_like(work.client, -1))
+    tally = Tally(torch.zeros_like(work.job.steps), torch.full_like(work.client, -1))
     done: list[Any] = []  # (carry, tally) of those that have left, the last leaver first
     active, begin, width = len(jobs), 0, sizes[0]
-    marks = pauses(problem, jobs)
     while True:
-        stop = min([jobs[active - 1].steps, *(mark for mark in marks[:active] if mark > begin)])
-        count = max(1, min(stop - begin, CHUNK // (active * width)))
+        count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * width)))
         carry, tally = advance(problem, carry, work, tally, begin, count, width)
         begin += count
-        if begin in marks[:active]:
-            carry = marked(problem.local, carry, work.job, [mark == begin for mark in marks[:active]])
         stay = sum(j.steps > begin for j in jobs[:active])
         if not stay:
             done.insert(0, (carry, tally))
@@ -167,26 +201,13 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
             carry, tally, work = pytree.tree_map(lambda t, s=stay: t[:s], (carry, tally, work))
             active = stay
     carry, tally = pytree.tree_map(lambda *parts: torch.cat(parts), *done) if len(done) > 1 else done[0]
-    updates: Update = torch.vmap(problem.local.finish)(starts, carry, whole.job)
+    updates: Update = torch.vmap(problem.local.finish)(starts, carry, ended(whole.job))
     return outcome_of(updates, tally, whole.job)
 
 
-def pauses(problem: Problem, jobs: Sequence[Begun]) -> list[int]:
-    """After how many steps of each job its carry is marked; 0: never."""
-    local = problem.local
-    if local.mark is None:
-        return [0] * len(jobs)
-    return [1 if local.pause == "first" else min(job.steps, problem.samples.epoch(job.client)) for job in jobs]
-
-
-def marked(local: Local, carry: Carry, job: Job, due: list[bool]) -> Carry:
-    """The carries of n clients, those that are due marked."""
-    assert local.mark is not None
-    new = torch.vmap(local.mark)(carry, job)
-    if all(due):
-        return new
-    rows = torch.tensor(due, device=job.lr.device)
-    return pytree.tree_map(lambda a, b: torch.where(rows.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, carry)
+def ended(job: Job) -> Job:
+    """As `finish` sees it."""
+    return job._replace(step=job.steps.long())
 
 
 @torch.no_grad()
@@ -245,12 +266,11 @@ class Walk:
     def __init__(self, problem: Problem, start: State, begun: Begun) -> None:
         self.problem, self.begun = problem, begun
         self.work = columns(problem, [begun], start["model"].device)
-        self.job = Job(*(column[0] for column in self.work.job))
-        if problem.local.looks:
+        self.job: Job = pytree.tree_map(lambda column: column[0], self.work.job)
+        if problem.local.full_gradient:
             start = start | {"gradient": full_gradient(problem, start["model"], self.work.client)}
         self.start = start
         self.carry = problem.local.begin(start, self.job)
-        self.pause = pauses(problem, [begun])[0]
         self.seen: list[Tensor] = []
 
     def step(self, k: int) -> None:
@@ -260,14 +280,13 @@ class Walk:
             flat = self.carry[0].detach().requires_grad_()
             loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
             (gradient,) = torch.autograd.grad(loss, flat)
-        self.carry = problem.local.step(self.carry, gradient, self.job)
-        if problem.local.mark is not None and k + 1 == self.pause:
-            self.carry = problem.local.mark(self.carry, self.job)
+        job = job_at(self.work, torch.full_like(self.work.client, k), k)
+        self.carry = problem.local.step(self.carry, gradient, pytree.tree_map(lambda column: column[0], job))
         self.seen.append(loss.detach())
 
     def finish(self) -> Outcome:
-        update = self.problem.local.finish(self.start, self.carry, self.job)
-        empty = Tally(torch.zeros_like(self.work.job.lr), torch.full_like(self.work.client, -1))
+        update = self.problem.local.finish(self.start, self.carry, ended(self.job))
+        empty = Tally(torch.zeros_like(self.work.job.steps), torch.full_like(self.work.client, -1))
         tally = tallied(empty, torch.stack(self.seen)[None], 0)
         return outcome_of({name: value[None] for name, value in update.items()}, tally, self.work.job)
 

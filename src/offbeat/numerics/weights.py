@@ -47,6 +47,11 @@ class Shares:
         return table[cohort.client], 1.0
 
 
+def mean(cohort: Cohort) -> Tensor:
+    """The weight of each update in their plain mean."""
+    return torch.full_like(cohort.steps, 1 / len(cohort.steps))
+
+
 def shares(weights: str | Sequence[float]) -> Shares:
     """From "size" (of the shard), "uniform", or a number for each client; numbers sum to one."""
     if isinstance(weights, str):

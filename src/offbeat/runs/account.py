@@ -56,11 +56,9 @@ class Account:
     away: dict[int, float] = field(default_factory=dict)
     offers: bool = False
     looked: Sequence[int] | None = None  # samples that each client's job looks at besides its steps
-    # Vectors in each update, if not all of them are in all.
-    uplink: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = None
-    vector_bytes: float = 0.0
+    each_up: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = None  # bytes, where updates differ
     crowd: Crowd | None = None
-    # Steps of updates whose vectors are counted at the commit.
+    # Steps of updates whose bytes are counted at the commit.
     arrived: dict[JobName, int] = field(default_factory=dict)
 
     def take(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
@@ -69,10 +67,10 @@ class Account:
             self.see(now, record)
         self.time = rows[-1][0]
         self.commits += 1
-        if self.uplink is not None:
+        if self.each_up is not None:
             distinct = dict.fromkeys(jobs)
             steps = [self.arrived.pop(job) for job in distinct]
-            self.bytes_up += self.vector_bytes * sum(self.uplink([client for client, _ in distinct], steps))
+            self.bytes_up += sum(self.each_up([client for client, _ in distinct], steps))
         self.staleness.update(staleness)
         self.participation.update(client for job in jobs for client in self.reporting(*job))
 
@@ -104,7 +102,7 @@ class Account:
         elif kind is Arrived:
             if self.crowd is not None:
                 self.bytes_up += self.up_bytes * self.crowd.reports[record.client] * self.crowd.server
-            elif self.uplink is None:
+            elif self.each_up is None:
                 self.bytes_up += self.up_bytes
             else:
                 self.arrived[record.client, record.job] = record.steps

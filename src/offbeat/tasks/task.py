@@ -19,6 +19,8 @@ from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
 from offbeat.options import LARGEST
 from offbeat.tasks.losses import loss_problems
 
+TRIED = 1024  # samples of a batch that a step is tried with, where it is larger than the shard
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -86,7 +88,8 @@ class Task:
     def step_problems(self) -> list[str]:
         """What one training step on the first client's batch shows, in one of the number types that a run may use."""
         x, y = tensors(self.data)
-        rows = torch.as_tensor(np.resize(np.asarray(self.shards[0], dtype=np.int64), self.per_step(0)))
+        shard = np.asarray(self.shards[0], dtype=np.int64)
+        rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         device = next(self.model.parameters()).device
         reason: Exception | None = None
         for dtype in (torch.float32, torch.float64):
