@@ -17,7 +17,7 @@ from experiments import METHODS, drawn, keeps_the_law
 from offbeat.engines.settings import Settings
 
 HERE = Path(__file__).parent
-SAMPLE = (3, 5, 8, 14)  # of the experiments, for the environments
+SAMPLE = (3, 8)  # of the experiments, for the environments
 ENVIRONMENTS = [
     {"OMP_NUM_THREADS": "1"},
     {"OMP_NUM_THREADS": "3", "ATEN_CPU_CAPABILITY": "avx2"},
@@ -69,7 +69,7 @@ def test_the_law_holds_on_other_instruction_sets_and_under_load(
 
 
 def test_the_number_of_threads_does_not_matter(tmp_path: Path, busy: None) -> None:
-    found = [digests({"OMP_NUM_THREADS": n}, SAMPLE[:2], tmp_path / n) for n in ("1", "2", "3")]
+    found = [digests({"OMP_NUM_THREADS": n}, SAMPLE, tmp_path / n) for n in ("1", "2", "3")]
     assert found[0] == found[1] == found[2]
 
 

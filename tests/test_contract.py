@@ -152,12 +152,12 @@ def test_a_job_knows_its_version_step_rate_and_key(steps: str, monkeypatch: pyte
     rule = Rule(diary(), init=identity, commit=lambda state, updates, cohort: state)
     made, task = Method("diary", Rounds(), rule), quadratic_world(dimension=8)
     cpu = torch.device("cpu")
-    twin, wave = (Engine(made, task, 7, cpu, "float64", mode, graphs=steps == "traced") for mode in ("twin", "wave"))
+    twin, wave = (Engine(made, task, 7, cpu, "float64", mode, capture=steps == "traced") for mode in ("twin", "wave"))
     if steps == "in buffers":
         monkeypatch.setattr("offbeat.engines.captured.WORTH", 10**9)
-        wave.advance = GraphAdvance()
+        wave.solver.advance, wave.solver.rung = GraphAdvance(), "captured"
     for engine in (twin, wave):
-        engine.versions[1] = engine.versions[0]
+        engine.server.versions[1] = engine.server.versions[0]
     want = twin.solve(JOBS).updates
     for row, job in enumerate(JOBS):
         own, many = keys.key(7, "rule", job.client, job.job), job.steps
@@ -221,8 +221,8 @@ def test_means_of_gradients_are_weighted_by_the_rates_of_their_steps(name: str) 
     task = quadratic(np.zeros((4, 2, 2)), linear, np.ones(2))
     spec = {"name": name, "client_lr": {"schedule": "warm-up", "value": 0.1, "steps": 3}, "start": "zeros"}
     engine, _ = play(spec, task, times(4, steps=(2, 3, 5, 4)), commits=3)
-    assert engine.memory is not None
-    kept = engine.memory.read(("c_i" if name == "scaffold" else "nu_i",), torch.arange(4))
+    assert engine.solver.memory is not None
+    kept = engine.solver.memory.read(("c_i" if name == "scaffold" else "nu_i",), torch.arange(4))
     for rows in kept.values():
         assert torch.allclose(rows, -torch.from_numpy(linear), rtol=0, atol=1e-12)
 

@@ -55,11 +55,11 @@ def test_captured_steps_follow_rates_by_local_step(name: str) -> None:
     rate = {"schedule": "local-cosine", "value": 0.05, "floor": 0.01}
     method = build_method({"name": name, "local_steps": 23, "client_lr": rate, "stages": {"up": "int8"}})
     engine = Engine(method, task("logistic"), 0, torch.device("cuda"), "float64")
-    engine.versions[1] = engine.versions[0]
+    engine.server.versions[1] = engine.server.versions[0]
     jobs = [Begun(client, 0, 1, 23 if client % 4 else 12) for client in range(17)]
     for _ in range(4):  # plainly first, then captured
         graphs = engine.solve(jobs).updates
-    engine.mode = "twin"
+    engine.solver.rung = "one by one"
     for vector, slow in engine.solve(jobs).updates.items():
         assert torch.allclose(graphs[vector], slow, rtol=0, atol=1e-9)
 

@@ -135,7 +135,7 @@ def test_every_method_takes_stages_and_its_waves_equal_the_twin(name: str) -> No
 def test_clients_start_from_what_they_decode_and_the_server_stays_exact() -> None:
     made, task = build_method({"name": "local-sgd", "n": 4, "stages": {"down": "bfloat16"}}), quadratic_world()
     engine, _ = play(made, task, WORLD, commits=3)
-    model, sent = engine.server["model"], engine.versions[3]["model"]
+    model, sent = engine.server.state["model"], engine.server.versions[3]["model"]
     assert torch.equal(sent, model.bfloat16().double())
     assert not torch.equal(sent, model)
 
@@ -164,12 +164,12 @@ def test_without_stages_nothing_changes() -> None:
 def test_first_gradients_travel_too(name: str) -> None:
     spec = {"name": name, "start": "gradients", "stages": "bfloat16"}
     engine, _ = play(spec, quadratic_world(), WORLD, commits=0)
-    assert engine.memory is not None
+    assert engine.solver.memory is not None
     c, c_i = ("c", "c_i") if name == "scaffold" else ("nu", "nu_i")
-    own = engine.memory.read((c_i,), torch.arange(8))[c_i]
+    own = engine.solver.memory.read((c_i,), torch.arange(8))[c_i]
     assert not torch.equal(own, own.bfloat16().double())  # clients have them exactly
     rounded = own.bfloat16().double().mean(dim=0)
-    assert torch.allclose(engine.server[c], rounded, rtol=0, atol=1e-12)
+    assert torch.allclose(engine.server.state[c], rounded, rtol=0, atol=1e-12)
 
 
 # ---- bytes, times and run directories -----------------------------------------------------------
