@@ -88,7 +88,7 @@ def test_dlsgd_hetero_without_delay_is_generalised_fedavg() -> None:
     hetero, done = play({"name": "dlsgd-hetero", **common}, task, instant, commits=25)
     fedavg, _ = play({"name": "local-sgd", "replacement": True, **common}, task, instant, commits=25)
     assert all(staleness == 0 for commit in done for staleness in commit.staleness)
-    assert torch.allclose(hetero.server["model"], fedavg.server["model"], rtol=0, atol=1e-12)
+    assert torch.allclose(hetero.server.state["model"], fedavg.server.state["model"], rtol=0, atol=1e-12)
 
 
 def one_sample_world() -> Any:
@@ -114,7 +114,7 @@ def test_fedbuff_with_a_buffer_of_one_is_plain_asynchronous_sgd() -> None:
     spec = {"name": "fedbuff", "buffer_size": 1, "local_steps": 2, "client_lr": 0.1}
     engine, done = play(spec, one_sample_world(), WORLD, commits=60)
     assert [commit.step.commit.jobs[0][0] for commit in done] == history
-    assert np.allclose(engine.server["model"].numpy(), w, rtol=0, atol=1e-12)
+    assert np.allclose(engine.server.state["model"].numpy(), w, rtol=0, atol=1e-12)
 
 
 def test_fedavg_of_quadratics_follows_its_closed_form() -> None:
@@ -146,7 +146,7 @@ def test_fedasync_with_full_mixing_takes_the_clients_model() -> None:
     y = np.ones(4)
     for _ in range(2):
         y = y - 0.1 * (matrices[client] @ y - linear[client])
-    assert np.allclose(engine.server["model"].numpy(), y, atol=1e-12)
+    assert np.allclose(engine.server.state["model"].numpy(), y, atol=1e-12)
 
 
 def test_size_weights_are_proportional_to_the_shards() -> None:

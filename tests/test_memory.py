@@ -178,7 +178,7 @@ def test_jobs_of_one_client_are_computed_once_and_in_order(fleet: str, policy: s
         if isinstance(record, Finished):
             finished[record.client].append(record.job)
         commits += isinstance(record, Commit)
-        if commits == 2 * COMMITS:  # waves know no limit: the last one looked beyond it
+        if commits == 8 * COMMITS:  # waves know no limit: the last one looked beyond it
             break
     for client, jobs in computed.items():
         assert jobs == finished[client][: len(jobs)]
