@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
 from offbeat.engines.engine import Engine
+from offbeat.engines.server import Server
 from offbeat.errors import BadNumbers
 from offbeat.methods import METHODS
 from offbeat.runs import store
@@ -181,7 +182,8 @@ def test_an_interrupt_at_any_moment_leaves_a_run_that_resumes(
 ) -> None:
     straight = run(experiment())
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, name, raising_at(getattr(Engine, name), number))
+        owner = Server if name == "broadcast" else Engine
+        patch.setattr(owner, name, raising_at(getattr(owner, name), number))
         with pytest.raises(Interrupted):
             run(experiment(), tmp_path)
     resumed = resume(tmp_path)

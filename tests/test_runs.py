@@ -372,7 +372,7 @@ def test_the_run_directory_says_what_the_outcome_says(tmp_path):
     assert result["accuracy_final"] == outcome.metrics[-1]["accuracy"]
     assert result["accuracy_best"] == max(row["accuracy"] for row in outcome.metrics)
     assert same_bits(load_file(tmp_path / "model.safetensors"), outcome.model)
-    assert 0 < result["waves"] <= result["jobs_computed"] <= result["jobs_started"]
+    assert 0 < result["waves"] <= result["jobs_computed"]
 
 
 # ---- going on -----------------------------------------------------------------------------------

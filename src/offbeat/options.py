@@ -132,6 +132,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping)
     if origin in (list, tuple):
         return isinstance(value, list | tuple)
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a record, which only Python code can give
+        return isinstance(value, hint)
     return True  # objects from Python code: their makers check them
 
 
@@ -150,6 +152,6 @@ def spoken(hint: Any) -> str:
         return "one of " + ", ".join(repr(v) for v in get_args(hint))
     if get_origin(hint) in (list, tuple):
         return "a list"
-    if get_origin(hint) is Callable:
+    if get_origin(hint) is Callable or (isinstance(hint, type) and issubclass(hint, tuple)):
         return "a function"
     return "a table" if get_origin(hint) is not None else getattr(hint, "__name__", str(hint))

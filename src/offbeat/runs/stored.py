@@ -19,7 +19,7 @@ from offbeat.runs.folder import refuse_links
 from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
 from offbeat.runs.tables import Source, StoredRows, batches, whole
 
-FREE = ("until", "targets", "checkpoint_seconds")  # keys that change neither schedule, nor numbers, nor metrics
+FREE = ("until", "targets", "checkpoint_seconds", "client_memory")  # they change neither schedule nor numbers
 
 
 @dataclass(frozen=True)
