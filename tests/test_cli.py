@@ -267,7 +267,7 @@ def test_lists_name_and_describe(what, some, result, offbeat):
         ("resume", ["directory", "--until", "--json"]),
         ("replay", ["directory", "--tolerance", "--json"]),
         ("compare", ["--config", "--task", "--fleet", "--seeds", "--until", "--set", "--out", "--json"]),
-        ("list", ["methods, tasks, fleets, models, splits, graphs, policies, stages or papers", "--json"]),
+        ("list", ["methods, tasks, fleets, models, splits, graphs, policies", "--json"]),
         (
             "paper",
             [

@@ -229,7 +229,7 @@ def test_places_are_dropped_as_often_as_asked_and_differ_by_layer_and_step() -> 
 def test_nothing_is_dropped_when_the_model_is_evaluated() -> None:
     ours = engine(dropping(0.9))
     assert ours.evaluate() == ours.evaluate()
-    model = ours.problem.model
+    model = ours.solver.problem.model
     x = torch.ones(3, 6, dtype=torch.float64)
     assert torch.equal(model.outputs(model.initial(), x), model.outputs(model.initial(), x))
 
@@ -374,7 +374,7 @@ def test_a_carry_may_keep_the_old_iterate(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tiles_come_in_few_sizes() -> None:
-    advance = TiledAdvance(engine(dropping()).problem, 2, 2)
+    advance = TiledAdvance(engine(dropping()).solver.problem, 2, 2)
     advance.most, advance.least = 10, 1
     for clients in range(1, 60):
         sizes = advance.tiles(clients, 5)
