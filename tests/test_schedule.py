@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from offbeat.records import (
     Left,
     Offer,
     Overwritten,
+    Row,
     Start,
     WakeAt,
     Woke,
@@ -415,3 +417,29 @@ def test_the_second_half_goes_to_those_that_are_left() -> None:
 def test_steps_that_make_no_job_are_refused(policy: Any, sentence: str) -> None:
     (found,) = policy.problems(3)
     assert found.startswith(sentence)
+
+
+class Restless:
+    """A driver under which a client comes and goes and nothing else ever happens."""
+
+    floor = 0
+    refused: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Row]:
+        return ((float(second), Left(0) if second % 2 else Joined(0)) for second in itertools.count())
+
+
+def test_a_schedule_that_never_commits_is_noticed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.schedule.horizon.PATIENCE", (10_000, 10))
+    with pytest.raises(OffbeatError, match=r"makes no commit after number 0: until .* virtual s"):
+        next(Horizon(Restless()))
+    late = Horizon(Restless(), until=50.0)
+    assert next(late, None) is None
+    assert late.late
+
+
+def test_somebody_who_wants_an_end_need_not_wait_for_a_commit() -> None:
+    horizon = Horizon(Restless())
+    horizon.stop = True
+    with pytest.raises(KeyboardInterrupt):
+        next(horizon)

@@ -38,8 +38,8 @@ class Step(NamedTuple):
     rows: list[Row]
 
 
-PATIENCE = 1_000_000, 1_000  # rows without a commit, and for each client: behind them a schedule counts as stuck
-BREATH = 1 << 14  # rows between two looks at whether somebody wants an end
+PATIENCE = 100_000, 100  # rows without a commit, and for each client at work or on the move: then a schedule is stuck
+BREATH = 1 << 12  # rows between two looks at whether somebody wants an end
 
 
 class Horizon:
@@ -112,7 +112,7 @@ class Horizon:
         """Read rows up to the next commit, or up to a time behind which nobody asks for one."""
         rows: list[Row] = []
         begun, held, ordered = self.begun, self.held, self.ordered
-        patience = PATIENCE[0] + PATIENCE[1] * len(begun)
+        moving: set[int] = set()  # who came or went since the last commit
         for row in self.source:
             if row[0] > until:
                 self.now = row[0]
@@ -139,6 +139,7 @@ class Horizon:
                     self.pending.add(record[:2])
             elif type(record) is Drop or type(record) is Left:
                 self.deliver(record.client, sys.maxsize)
+                moving.add(record.client)
             elif type(record) is Commit:
                 for job in record.jobs:
                     self.pending.discard(job)
@@ -152,7 +153,7 @@ class Horizon:
                 self.now = row[0]
                 if self.stop:
                     raise KeyboardInterrupt
-                if len(rows) > patience:
+                if len(rows) > PATIENCE[0] + PATIENCE[1] * (len(begun) + len(ordered) + len(moving)):
                     self.stuck = row[0]
                     break
         self.closed = True
