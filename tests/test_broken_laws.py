@@ -27,7 +27,8 @@ def method(commit: Callable[..., Any] | None = None, client: Local | None = None
     def mean(w: Any, updates: Any, cohort: Any) -> Any:
         return {"model": w["model"] - updates["delta"].mean(dim=0)}
 
-    made = Rule(client or local.sgd(0.1, None), commit or mean, **{"init": lambda model: {"model": model}, **rule})
+    given = {"init": lambda model: {"model": model}, "commit": commit or mean, **rule}
+    made = Rule(client or local.sgd(0.1, None), **given)
     return Method("on trial", Buffer(3, 2), made)
 
 
@@ -41,7 +42,7 @@ def plain(**changes: Any) -> Local:
     def finish(given: Any, walk: Any, job: Any) -> Any:
         return {"delta": given["model"] - walk[0]}
 
-    return Local(**{"begin": begin, "step": step, "finish": finish, "rate": lambda version: 0.1, **changes})
+    return Local(**{"begin": begin, "step": step, "finish": finish, "rates": {"lr": lambda version: 0.1}, **changes})
 
 
 def sound() -> Method:
@@ -113,9 +114,8 @@ def counts_its_calls() -> Method:
 
 
 def half_for_one() -> Method:
-    commit = method().what.commit
-    return Method("on trial", Buffer(1, 2), Rule(local.sgd(0.1, None), lambda w, updates, cohort: commit(
-        w, {"delta": updates["delta"] / 2}, cohort), lambda model: {"model": model}))  # fmt: skip
+    half = method(commit=lambda w, updates, cohort: {"model": w["model"] - updates["delta"].mean(dim=0) / 2}).what
+    return Method("on trial", Buffer(1, 2), half)
 
 
 @dataclass(frozen=True)

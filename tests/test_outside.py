@@ -36,7 +36,7 @@ def halves(buffer_size: int = 3, local_steps: int = 2, client_lr: float = 0.1, w
     def commit(w, updates, cohort):
         return {"model": w["model"] - 0.5 * updates["delta"].mean(dim=0)}
 
-    rule = Rule(local.sgd(client_lr, None), commit, lambda model: {"model": model})
+    rule = Rule(local.sgd(client_lr, None), commit=commit, init=lambda model: {"model": model})
     return Method("halves", when or Buffer(buffer_size, local_steps), rule)
 
 
