@@ -49,8 +49,7 @@ def fedagrac(
     With `saving` only first gradients are sent, the server works out the means (section 4.2). With n sampled clients
     the server keeps what each one sent last, and nu stays the mean over all.
     """
-    share, lr = shares(weights), client_rate(client_lr)
-    lam = rate(calibration, "calibration", zero=True)
+    share, lr, lam = shares(weights), client_rate(client_lr), rate(calibration, "calibration", zero=True)
 
     def begin(given: State, job: Job) -> Path:
         x = given["model"]  # 3-4
@@ -89,11 +88,10 @@ def fedagrac(
     everyone = policy == Rounds(policy.orders)
     refs.require(reference, everyone and not saving)
     form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
-    rates = {"lr": lr, "calibration": lam}
     rule = Rule(
-        Local(begin, step, finish, rates, ("delta", "first", "mean"), remembers=refs.REMEMBERS[reference]),
-        init=refs.init(reference), broadcasts=refs.broadcasts(reference), share=share.of,
-        clients=share.clients, travels=lambda cohort: (2, 2),
+        Local(begin, step, finish, {"lr": lr, "calibration": lam}, ("delta", "first", "mean"),
+              remembers=refs.REMEMBERS[reference]), init=refs.init(reference), broadcasts=refs.broadcasts(reference),
+        share=share.of, clients=share.clients, travels=lambda cohort: (2, 2),
         prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None, **form,
     )  # fmt: skip
     return Method("fedagrac", policy, saved(rule, policy, sends_first) if saving else rule)
