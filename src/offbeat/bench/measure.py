@@ -28,6 +28,7 @@ from offbeat.engines.engine import Engine, pick_device
 from offbeat.errors import ConfigError, unknown
 from offbeat.experiment import run
 from offbeat.records import Begun
+from offbeat.runs.environment import processor
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -81,13 +82,6 @@ def found(package: str) -> str | None:
         return version(package)
     except ModuleNotFoundError:
         return None
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or "cpu"
 
 
 def commit() -> str | None:
