@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from offbeat import __version__, cli
-from offbeat.bench import clock, measure, work
-from offbeat.bench.measure import ITEMS, Settings, bench
+from offbeat.bench import arrivals, items, work
+from offbeat.bench.items import ITEMS, Settings, bench
 from offbeat.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "SHAPE", (1, 2, 2))
     monkeypatch.setattr(work, "MODELS", {"logistic": "LR"})
     monkeypatch.setattr(work, "small_task", lambda _, clients: small_task("logistic", clients))
-    monkeypatch.setattr(measure, "warm_up", lambda job, *_: job())
+    monkeypatch.setattr(items, "warm_up", lambda job, *_: job())
 
 
 # ---- the work -----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_the_plain_loop_trains_and_leaves_the_parameters_as_they_were(monkeypatc
 # ---- other simulators ---------------------------------------------------------------------------
 def test_another_simulator_says_its_figure_in_its_last_line() -> None:
     command = python('print(\'round 1\'); print(\'{"seconds_per_round": 0.5, "simulator": "x"}\')')
-    assert measure.elsewhere(command) == {
+    assert items.elsewhere(command) == {
         "seconds per round": 0.5,
         "command": command,
         "said": {"seconds_per_round": 0.5, "simulator": "x"},
@@ -111,7 +111,7 @@ def test_another_simulator_says_its_figure_in_its_last_line() -> None:
 )
 def test_a_simulator_without_a_figure_is_a_sentence(code: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        measure.elsewhere(python(code))
+        items.elsewhere(python(code))
     (sentence,) = caught.value.problems
     assert sentence.startswith("--with: ")
     assert "must print a JSON object with 'seconds_per_round' as its last line" in sentence
@@ -120,9 +120,9 @@ def test_a_simulator_without_a_figure_is_a_sentence(code: str, said: str) -> Non
 
 # ---- facts --------------------------------------------------------------------------------------
 def test_facts_name_device_versions_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "commit", lambda: "abc1234")
-    facts = measure.facts(QUICK)
-    assert facts["device"] == measure.processor() != ""
+    monkeypatch.setattr(items, "commit", lambda: "abc1234")
+    facts = items.facts(QUICK)
+    assert facts["device"] == items.processor() != ""
     assert (facts["precision"], facts["quick"], facts["commit"]) == ("float32", True, "abc1234")
     assert (facts["offbeat"], facts["numpy"]) == (__version__, np.__version__)
     assert facts["torch"].split("+")[0] == torch.__version__.split("+")[0]
@@ -131,7 +131,7 @@ def test_facts_name_device_versions_and_commit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    assert measure.found("no-such-package-as-this") is None
+    assert items.found("no-such-package-as-this") is None
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
@@ -144,17 +144,17 @@ def test_the_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
 
     source = tmp_path / "measure.py"
-    monkeypatch.setattr(measure, "__file__", str(source))
+    monkeypatch.setattr(items, "__file__", str(source))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     source.write_text("one\n")
-    assert measure.commit() is None
+    assert items.commit() is None
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
     head = git("rev-parse", "--short", "HEAD")
-    assert measure.commit() == head != ""
+    assert items.commit() == head != ""
     source.write_text("two\n")
-    assert measure.commit() == f"{head}+changes"
+    assert items.commit() == f"{head}+changes"
 
 
 # ---- items --------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_only_the_items_named_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("small")
 def test_waves_and_the_plain_loop_are_rates_and_their_ratio() -> None:
-    rows = measure.waves(QUICK)
+    rows = items.waves(QUICK)
     assert [row["clients"] for row in rows] == [1, 10, 50]
     for row in rows:
         assert set(row) == {"model", "clients", "plain", "wave", "ratio"}
@@ -192,15 +192,15 @@ def test_waves_and_the_plain_loop_count_every_client_step(monkeypatch: pytest.Mo
     """With a clock on which every go takes two seconds, the rates are half the client-steps."""
     monkeypatch.setattr(work, "seconds", lambda job, _: job() or 2.0)
     monkeypatch.setattr(work, "plain_loop", lambda *_: None)
-    monkeypatch.setattr(measure, "repeat", lambda *_: None)
-    rows = measure.waves(QUICK)
+    monkeypatch.setattr(items, "repeat", lambda *_: None)
+    rows = items.waves(QUICK)
     assert [row["plain"] for row in rows] == [10, 100, 100]  # ten clients stand for fifty
     assert [row["wave"] for row in rows] == [10, 100, 500]
 
 
 @pytest.mark.usefixtures("small")
 def test_unequal_steps_are_compared_at_equal_sums() -> None:
-    rows = measure.unequal(QUICK)
+    rows = items.unequal(QUICK)
     assert len(rows) == 3 * len(work.MODELS)
     assert all(row["cost over equal"] > 0 and row["largest / mean"] >= 1 for row in rows)
     assert [row["cost over equal"] for row in rows[::3]] == [1.0] * len(work.MODELS)
@@ -210,7 +210,7 @@ def test_unequal_steps_are_compared_at_equal_sums() -> None:
 @pytest.mark.usefixtures("small")
 def test_asynchronous_costs_are_relative_to_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MODELS", {"mlp": "LR"})
-    rows = measure.asynchronous(QUICK)
+    rows = items.asynchronous(QUICK)
     rounds, fedbuff, hetero = rows
     assert [row["run"] for row in rows] == ["rounds of 100", "FedBuff, buffer 10", "DLSGD-hetero, n = 10"]
     for row in rows:
@@ -224,7 +224,7 @@ def test_asynchronous_costs_are_relative_to_rounds(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("small")
 def test_the_share_of_the_attainable_is_of_the_rate_that_binds() -> None:
-    (row,) = measure.attainable(QUICK)
+    (row,) = items.attainable(QUICK)
     assert min(row.values()) > 0
     shares = row["reached TFLOP/s"] / row["products TFLOP/s"], row["reached GB/s"] / row["copies GB/s"]
     assert row["share of the attainable"] == pytest.approx(max(shares))
@@ -239,7 +239,7 @@ def test_the_protocol_sets_others_beside_ours(monkeypatch: pytest.MonkeyPatch) -
     build = work.build
     monkeypatch.setattr(work, "build", lambda _, *rest: build("logistic", *rest))
     other = python("import sys; print('{\"seconds_per_round\": %d}' % len(sys.argv))")
-    rows = measure.protocol(Settings(device="cpu", quick=True, others=(("other", other),)))
+    rows = items.protocol(Settings(device="cpu", quick=True, others=(("other", other),)))
     assert [(row["shards"], row["simulator"]) for row in rows] == [
         (f"{kind} shards", name) for kind in ("equal", "unequal") for name in ("offbeat", "plain loop", "other")
     ]
@@ -251,9 +251,9 @@ def test_the_protocol_sets_others_beside_ours(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("policy", ["FedBuff", "rounds", "DLSGD-hetero"])
 def test_the_clock_counts_arrivals(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "SECONDS", 0.05)
-    monkeypatch.setattr(clock, "STRETCH", 8000)  # longer than a round, so that each has arrivals
-    row = clock.measure(policy, 2000)
+    monkeypatch.setattr(arrivals, "SECONDS", 0.05)
+    monkeypatch.setattr(arrivals, "STRETCH", 8000)  # longer than a round, so that each has arrivals
+    row = arrivals.measure(policy, 2000)
     assert (row["policy"], row["clients"], row["at once"]) == (policy, 2000, 1000)
     assert 0 < row["arrivals/s"] <= row["at best"]
     assert row["arrivals/s"] < row["rows/s"]
@@ -331,4 +331,4 @@ def test_flags_reach_the_items(offbeat: Call, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("command", ["no-such-program-as-this", "python 'unclosed", ""])
 def test_a_simulator_that_cannot_be_run_is_a_sentence(command: str) -> None:
     with pytest.raises(ConfigError, match=r"--with: .* cannot be run"):
-        measure.elsewhere(command)
+        items.elsewhere(command)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import hybrid_oracle as oracle
 from offbeat import ConfigError, Experiment, run
 from offbeat.assemble import Built, build
-from offbeat.clusters import crowd as crowd_of
-from offbeat.fleets.blocks import Timing
+from offbeat.cluster_views import crowd as crowd_of
 from offbeat.fleets.clusters import Clusters
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
+from offbeat.fleets.timing import Timing
 from offbeat.records import Arrived, Begun, Commit, Finished
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds

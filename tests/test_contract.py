@@ -15,7 +15,7 @@ from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.engine import Engine
 from offbeat.method import Cohort, Local, Method, Rule
 from offbeat.methods import METHODS
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import client_rate, every, rate
 from offbeat.records import Begun
 from offbeat.schedule.rounds import Rounds
@@ -240,7 +240,7 @@ def test_functions_of_version_and_step_are_rates() -> None:
     ("make", "sentence"),
     [
         (lambda: rate(COSINE), "server_lr depends on the local step"),
-        (lambda: server.server_optimiser(lambda version, step: 0.1), "server_lr depends on the local step"),
+        (lambda: optimisers.server_optimiser(lambda version, step: 0.1), "server_lr depends on the local step"),
         (lambda: of("fedagrac", calibration=COSINE), "calibration depends on the local step"),
         (lambda: of("fedagrac", client_lr=COSINE, saving=True), "saving needs a client_lr that is the same"),
         (lambda: client_rate({"schedule": "warm-up", "value": 1.0, "steps": 0}), "client_lr: steps = 0; it must be"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from offbeat.papers import RECIPES, engine, fedagrac, fedagrac_convex
+from offbeat.papers import RECIPES, fedagrac, fedagrac_convex, runner
 from offbeat.papers.recipe import Run
 from offbeat.runs import plots
 
@@ -89,7 +89,7 @@ def test_steps_of_fedprox_take_longer_in_figure_5():
     small = step("a9a mean=500 fedprox") / step("a9a mean=500 local-sgd")
     large = step("alexnet mean=500 fedprox") / step("alexnet mean=500 local-sgd")
     assert small > large > 1
-    ours, plain, prox = (engine.play(cells.cell(f"alexnet mean=500 {name}"), SMOKE)
+    ours, plain, prox = (runner.play(cells.cell(f"alexnet mean=500 {name}"), SMOKE)
                          for name in ("fedagrac", "local-sgd", "fedprox"))  # fmt: skip
     assert ours["virtual_seconds"] > plain["virtual_seconds"] < prox["virtual_seconds"]
     assert plain["bytes_down"] == prox["bytes_down"] < ours["bytes_down"]
@@ -115,7 +115,7 @@ def test_a_run_that_diverges_is_a_result():
     wild = type(cell)(
         "cnn both", type(cell.work)(**{**vars(cell.work), "method": {**cell.work.method, "client_lr": 1e30}})
     )
-    record = engine.play(wild, SMOKE)
+    record = runner.play(wild, SMOKE)
     assert record["failed"].startswith("stopped: ")
     assert (record["values"]["rounds"], record["values"]["accuracy"]) == (None, None)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offbeat.errors import ConfigError
-from offbeat.fleets.laws import Constant, Exponential, LogNormal, Trace, Uniform, law
+from offbeat.fleets.distributions import Constant, Exponential, LogNormal, Trace, Uniform, law
 
 # name -> a law, its mean, its 90 % quantile
 LAWS = {

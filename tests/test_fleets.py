@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from offbeat.errors import ConfigError
+from offbeat.fleets.distributions import Exponential, LogNormal, Uniform
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import Exponential, LogNormal, Uniform
 from offbeat.fleets.make import FLEETS, build
 from offbeat.fleets.presence import Recorded
 from offbeat.keys import key, uniform

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.papers import RECIPES, engine, fedbuff, heterogeneity
+from offbeat.papers import RECIPES, fedbuff, heterogeneity, runner
 from offbeat.papers.recipe import Run
 from offbeat.tasks.task import tensors
 
@@ -54,7 +54,7 @@ def test_figures_have_the_captions_rates():
 def test_table_3_s_relations():
     """Rates with one product need the same rounds; I steps need 1 / I of them; larger batches need as many as small."""
     cells = {cell.name: cell for cell in RECIPES["heterogeneity-table3"].cells}
-    rounds = {name: engine.play(cell, SMOKE)["values"] for name, cell in cells.items() if "eta=5" not in name}
+    rounds = {name: runner.play(cell, SMOKE)["values"] for name, cell in cells.items() if "eta=5" not in name}
     pairs = [value["rounds"] for name, value in rounds.items() if name.startswith("rates")]
     assert max(pairs) - min(pairs) <= 2
     steps = {name.split(maxsplit=3)[3]: v["rounds"] for name, v in rounds.items() if name.startswith("steps")}
@@ -77,8 +77,8 @@ def test_estimates_of_linear_regression_keep_below_its_eigenvalues_and_batches_d
         x = np.hstack([x, np.ones((len(x), 1))])
         hessians = [2 * x[shard].T @ x[shard] / len(shard) for shard in task.shards]
         most = max(float(np.linalg.eigvalsh(h).max()) for h in hessians)
-        whole = engine.play(RECIPES["heterogeneity-tableC1"].cell(f"{percent}% whole"), run)
-        batches = engine.play(RECIPES["heterogeneity-tableC1"].cell(f"{percent}% batches"), run)
+        whole = runner.play(RECIPES["heterogeneity-tableC1"].cell(f"{percent}% whole"), run)
+        batches = runner.play(RECIPES["heterogeneity-tableC1"].cell(f"{percent}% batches"), run)
         assert whole["failed"] is batches["failed"] is None
         assert 0.1 * most < whole["values"]["L~"] <= 2 * most  # 20 samples of each worker are looked at
         assert batches["values"]["L~"] > whole["values"]["L~"]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from offbeat.papers import RECIPES, engine, hlsgd
+from offbeat.papers import RECIPES, hlsgd, runner
 from offbeat.papers.recipe import Run
 
 SMOKE, ROUNDS, TAU = Run("smoke", 0, "cpu"), 4, 5  # of the smoke size
@@ -17,7 +17,7 @@ def hours(steps=TAU, exchanges=None, degree=2, reports=8, rounds=ROUNDS):
 
 
 def played(recipe, name):
-    return engine.play(RECIPES[recipe].cell(name), SMOKE)
+    return runner.play(RECIPES[recipe].cell(name), SMOKE)
 
 
 def test_the_hours_of_figure_1_are_equation_2():

@@ -29,7 +29,7 @@ from offbeat.engines.engine import Engine
 from offbeat.errors import BadNumbers
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
-from offbeat.numerics.blocks import Blocks, Mixer
+from offbeat.numerics.mixing import Blocks, Mixer
 from offbeat.records import Begun
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress

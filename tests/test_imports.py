@@ -6,8 +6,10 @@ import json
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -45,8 +47,8 @@ def test_the_schedule_the_contract_and_what_is_checked_first_are_light():
     names += ("schedule", *(f"schedule.{name}" for name in (*policies, "ticks", "trace")), "runs.target")
     actions = ["import offbeat", *(f"import offbeat.{name}" for name in names)]
     actions += [f"offbeat.{name}" for name in ("Buffer", "Method", "Rounds", "ReplayDiffers", "Sampled")]
-    loaded = loaded_after([*actions, "import offbeat.fleets.laws"])
-    assert loaded.pop("import offbeat.fleets.laws") == ["numpy", "scipy"]  # that a heavy one is seen
+    loaded = loaded_after([*actions, "import offbeat.fleets.distributions"])
+    assert loaded.pop("import offbeat.fleets.distributions") == ["numpy", "scipy"]  # that a heavy one is seen
     assert loaded == {action: [] for action in actions}
 
 
@@ -90,3 +92,13 @@ def test_other_names_are_refused_and_modules_are_found():
     from offbeat import toml
 
     assert toml is sys.modules["offbeat.toml"]
+
+
+def test_no_two_files_have_one_name_and_two_meanings():
+    """A paper's name may recur, once per room; `make` builds what its room holds, by name."""
+    root = Path(offbeat.__file__).parent
+    papers = {"dlsgd", "fedagrac", "fedavg", "fedbuff", "hlsgd", "heterogeneity"}
+    names = Counter(path.stem for path in root.rglob("*.py"))
+    rooms = {path.name for path in root.iterdir() if path.is_dir()}
+    twice = {name for name, count in names.items() if count + (name in rooms) > 1}
+    assert twice - papers == {"__init__", "make"}

@@ -16,9 +16,9 @@ from offbeat import keys
 from offbeat.errors import ConfigError
 from offbeat.method import Local
 from offbeat.numerics.local import gradient, sgd
+from offbeat.numerics.optimisers import server_optimiser
 from offbeat.numerics.rates import client_rate, rate
 from offbeat.numerics.samples import Samples, permuted
-from offbeat.numerics.server import server_optimiser
 from offbeat.numerics.staleness import staleness
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.wave import Problem, bytes_per_job, columns, draw, twin, wave

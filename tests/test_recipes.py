@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.papers import PAPERS, RECIPES, engine, page, tables
-from offbeat.papers.progress import PACES, Progress, estimate
+from offbeat.papers import PAPERS, RECIPES, agreement, page, runner
+from offbeat.papers.ledger import PACES, Progress, estimate
 from offbeat.papers.recipe import Cell, Claim, Recipe, Run, Settings, Training
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -120,12 +120,12 @@ def toy(**more):
 
 def filled(tmp_path, recipe, minutes=5.0, **more):
     kept = Progress(tmp_path)
-    done = engine.resume([recipe], kept, Settings(device="cpu", scale="full", **more), minutes, lambda text: None)
+    done = runner.resume([recipe], kept, Settings(device="cpu", scale="full", **more), minutes, lambda text: None)
     return kept, done
 
 
 def test_missing_cells_come_by_seed_priority_and_name(tmp_path):
-    found = engine.missing([toy()], Progress(tmp_path), Settings(device="cpu", scale="full"))
+    found = runner.missing([toy()], Progress(tmp_path), Settings(device="cpu", scale="full"))
     assert [(cell.name, run.seed) for cell, run in found] == [
         ("b slow", 0), ("a slow", 0), ("a fast", 0), ("b fast", 0), ("b slow", 1), ("a slow", 1), ("a fast", 1),
         ("b fast", 1),
@@ -206,10 +206,10 @@ def test_ratio_and_order_are_marked(tmp_path):
     kept, _ = filled(tmp_path, recipe)
     records, older = page.records_of(recipe, kept)
     assert older == set()
-    made = tables.table(recipe, records, "")
+    made = agreement.table(recipe, records, "")
     assert made.columns == ("kind", "rounds, slow", "rounds, fast")
     assert made.rows == [["a", "40 (50) =", "10 (10) ="], ["b", "not reached (not reached)", "60 (20) !"]]
-    found = {(low.name, high.name): right for low, high, _, right in tables.pairs(recipe, records)}
+    found = {(low.name, high.name): right for low, high, _, right in agreement.pairs(recipe, records)}
     assert found == {("a fast", "a slow"): True, ("b fast", "b slow"): True, ("a slow", "b slow"): True,
                      ("a fast", "b fast"): True}  # fmt: skip
     assert page.claimed(recipe.claims[0], records) == (4.0, True, True)
@@ -222,8 +222,8 @@ def test_ratio_and_order_are_marked(tmp_path):
         "pairs in order": 2,
         "failed": None,
     }  # fmt: skip
-    assert tables.pairs(replace(recipe, apart=("kind",)), records)
-    assert len(list(tables.pairs(replace(recipe, apart=("kind",)), records))) == 2
+    assert agreement.pairs(replace(recipe, apart=("kind",)), records)
+    assert len(list(agreement.pairs(replace(recipe, apart=("kind",)), records))) == 2
 
 
 def test_older_results_count_as_older_until_a_cell_is_run(tmp_path):
@@ -239,13 +239,15 @@ def test_older_results_count_as_older_until_a_cell_is_run(tmp_path):
 
 def test_seeds_have_a_mean_and_a_deviation():
     records = [{"values": {"best": value}, "failed": None} for value in (0.5, 0.6, 0.7)]
-    found = tables.ours(records, "best")
+    found = agreement.ours(records, "best")
     assert (found.mean, found.spread, found.seeds) == pytest.approx((0.6, 0.1, 3))
     assert str(found) == "0.6 ± 0.1"
-    assert tables.ours(records, "rounds") is None
-    assert str(tables.ours([{"values": {"best": None}, "failed": "stopped"}], "best")) == "failed"
+    assert agreement.ours(records, "rounds") is None
+    assert str(agreement.ours([{"values": {"best": None}, "failed": "stopped"}], "best")) == "failed"
 
 
 def test_a_curve_of_best_values_never_falls():
-    rows = tables.unpacked([[0, 0.0, 0.1, None, None], [1, 1.0, 0.5, None, None], [2, 2.0, 0.3, None, None]], best=True)
+    rows = agreement.unpacked(
+        [[0, 0.0, 0.1, None, None], [1, 1.0, 0.5, None, None], [2, 2.0, 0.3, None, None]], best=True
+    )
     assert [row["accuracy"] for row in rows] == [0.1, 0.5, 0.5]

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import offbeat
 from offbeat import Experiment, run
+from offbeat.fleets.distributions import law
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import law
 from offbeat.fleets.presence import OnOff, Recorded
 from offbeat.keys import generator
 from offbeat.records import Begun, Commit

@@ -18,8 +18,8 @@ from scipy.special import ndtr
 
 from offbeat import ConfigError, Experiment, cli, replay, resume, run, toml
 from offbeat.assemble import build
+from offbeat.fleets.distributions import LAST
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import LAST
 from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.steps import STEP_LAWS, Drawn, Fixed, step_plan, uniform_steps
 from offbeat.methods import METHODS

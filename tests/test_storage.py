@@ -22,7 +22,7 @@ import pytest
 from offbeat import OffbeatError, compare, replay, resume, run
 from offbeat.errors import ReplayDiffers, StorageError
 from offbeat.measure import measure
-from offbeat.runs import disk, store, tables
+from offbeat.runs import columns, disk, store
 from offbeat.runs.folder import file_name
 from offbeat.runs.lock import Lock
 from offbeat.runs.manifest import read_manifest
@@ -444,14 +444,14 @@ def test_parts_are_written_in_between_and_joined_to_the_same_bytes(
     for path, rows in ((tmp_path / "one", 10), (tmp_path / "two", 77)):
         with monkeypatch.context() as patch:
             patch.setattr(store, "PART_ROWS", rows)
-            patch.setattr(tables, "GROUP", 64)
+            patch.setattr(columns, "GROUP", 64)
             run(chosen, path)
     assert pq.read_metadata(tmp_path / "one" / "trace.parquet").num_row_groups > 5
     assert (tmp_path / "one" / "trace.parquet").read_bytes() == (tmp_path / "two" / "trace.parquet").read_bytes()
     run(chosen, tmp_path / "three")
     rows = read_trace(tmp_path / "three")
     assert rows == read_trace(tmp_path / "one")
-    stored = tables.StoredRows([tables.whole(tmp_path / "one" / "trace.parquet")])
+    stored = columns.StoredRows([columns.whole(tmp_path / "one" / "trace.parquet")])
     assert stored.last_begins() == last_begins(rows)
 
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.errors import OffbeatError
-from offbeat.fleets.blocks import BlockDurations
+from offbeat.fleets.distributions import law
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import law
 from offbeat.fleets.make import build
 from offbeat.fleets.presence import OnOff, Recorded
+from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
 from offbeat.records import Arrived, Begun, Commit, Row, WakeAt, Woke
 from offbeat.schedule.buffer import Buffer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat import clusters as clustering
+from offbeat import cluster_views
 from offbeat.assemble import build_method
 from offbeat.engines.engine import Done, Engine
 from offbeat.fleets.make import build
@@ -84,7 +84,7 @@ def engine_of(
         ends = np.sort(np.random.default_rng(5).permutation(np.arange(1, task.clients))[: durations.clients - 1])
         sizes = np.diff([0, *ends, task.clients]).tolist()
         fleet = build("equal", task.clients, clusters=clusters or {"sizes": sizes})
-        blocks = clustering.blocks(fleet, made.when, seed)
+        blocks = cluster_views.blocks(fleet, made.when, seed)
     return Engine(made, task, seed, torch.device("cpu"), "float64", mode, blocks=blocks)
 
 

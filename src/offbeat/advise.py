@@ -10,9 +10,9 @@ import numpy as np
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment, split_name
 from offbeat.errors import ConfigError, unknown
-from offbeat.fleets.blocks import phases
 from offbeat.fleets.graphs import rho_of
 from offbeat.fleets.steps import Fixed
+from offbeat.fleets.timing import phases
 from offbeat.measure import Measured, Schedule, schedule_of
 from offbeat.meters.constants import Advice, Constants, Plan
 from offbeat.meters.theorems import EVERYONE, SAMPLED, THEOREMS, Theorem

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat import clusters, registry
+from offbeat import cluster_views, registry
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.config import POLICIES, Experiment, schedule_options, split_name
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
 from offbeat.errors import ConfigError, shown
-from offbeat.fleets.blocks import BlockDurations
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
+from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
 from offbeat.method import Method, Policy, Rule
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
@@ -76,7 +76,7 @@ class Built:
         rule, traffic, policy = self.method.what, self.traffic, self.hybrid
         size = traffic.samples
         each = [self.task.per_step(client) for client in range(self.task.clients)]
-        crowd = clusters.crowd(self.fleet, policy, self.experiment.seed, self.vector_bytes) if policy else None
+        crowd = cluster_views.crowd(self.fleet, policy, self.experiment.seed, self.vector_bytes) if policy else None
         if crowd is not None:
             each = [sum(each[device] for device in devices) for devices in crowd.members]
         up = traffic.up_most if traffic.up is None else traffic.up
@@ -96,7 +96,7 @@ class Built:
             steps = [-(-len(shard) // self.task.per_step(client)) for client, shard in enumerate(self.task.shards)]
             looks = np.array(steps)
         seed, policy, traffic = self.experiment.seed, self.method.when, self.traffic
-        fleet = clusters.sharing(self.fleet, policy)
+        fleet = cluster_views.sharing(self.fleet, policy)
         up = traffic.uploads(self.fleet.local_steps)
         durations = fleet.durations(seed, traffic.down, np.array(up) if isinstance(up, list) else up, looks)
         if isinstance(policy, Hybrid):
@@ -108,7 +108,7 @@ class Built:
         device = pick_device(e.device)
         return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
-            blocks=clusters.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
+            blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
         )  # fmt: skip
 
     def horizon(self, driver: Driver, last: int | None = None) -> Horizon:
@@ -214,7 +214,7 @@ def objects(experiment: Experiment) -> Built:
                 raise ConfigError(problems)
             problems += step_problems(experiment, made["method"], fleet)
             if isinstance(when, Hybrid) and fleet is not None:
-                problems += clusters.problems(made["method"], fleet)
+                problems += cluster_views.problems(made["method"], fleet)
             if "device" in made and not problems:
                 item = 8 if experiment.precision == "float64" else 4
                 problems += size_problems(made["method"], task, units(task, when, fleet), item, made["device"])

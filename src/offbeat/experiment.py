@@ -15,6 +15,7 @@ from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import OffbeatError, ReplayDiffers
 from offbeat.keys import generator
+from offbeat.runs.columns import StoredRows, batches
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
@@ -23,7 +24,6 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
-from offbeat.runs.tables import StoredRows, batches
 from offbeat.schedule.trace import Replay
 
 

@@ -36,7 +36,7 @@ def bench(
     """
     from rich.console import Console
 
-    from offbeat.bench.measure import Settings, bench
+    from offbeat.bench.items import Settings, bench
     from offbeat.runs import report
 
     if problems := option_problems("bench", Settings, {"precision": precision}, ("device", "quick", "others")):

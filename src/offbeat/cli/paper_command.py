@@ -51,9 +51,9 @@ def paper(
     """
     from offbeat.papers import RECIPES
     from offbeat.papers import page as summary
-    from offbeat.papers.engine import resume as fill
-    from offbeat.papers.progress import Progress as Kept
+    from offbeat.papers.ledger import Ledger
     from offbeat.papers.recipe import Settings
+    from offbeat.papers.runner import resume as fill
     from offbeat.runs.disk import storing
     from offbeat.runs.folder import Folder, file_name
 
@@ -65,7 +65,7 @@ def paper(
     size = scale or ("full" if keeping else "small")
     settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / file_name(name), seed)
     if keeping:
-        kept = Kept(results)
+        kept = Ledger(results)
         recipes = list(RECIPES.values()) if name == "all" else [RECIPES[name]]
         if merge is not None:
             print(f"took over {kept.merge(merge)} records from {merge}")

@@ -22,8 +22,8 @@ from offbeat.engines.settings import Settings, cores
 from offbeat.engines.solver import LocalSolver
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method, Update
-from offbeat.numerics.blocks import Blocks
 from offbeat.numerics.evaluation import Evaluation, training_loss
+from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step

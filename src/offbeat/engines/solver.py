@@ -24,7 +24,7 @@ from offbeat.engines.tiles import TiledAdvance
 from offbeat.errors import OffbeatError
 from offbeat.method import State
 from offbeat.numerics import wave as numerics
-from offbeat.numerics.blocks import Blocks, block_twin, block_wave
+from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun
 

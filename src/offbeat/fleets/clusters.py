@@ -13,8 +13,8 @@ import networkx as nx
 import numpy as np
 
 from offbeat.errors import ConfigError, shown, unknown
+from offbeat.fleets.distributions import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
 from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
-from offbeat.fleets.laws import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
 from offbeat.keys import key, uniform, unsigned
 from offbeat.options import fits, option_problems
 from offbeat.room import too_large

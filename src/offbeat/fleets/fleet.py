@@ -11,7 +11,7 @@ import numpy as np
 
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.clusters import Clusters
-from offbeat.fleets.laws import NAMED, Array, Law, numeric, wrong
+from offbeat.fleets.distributions import NAMED, Array, Law, numeric, wrong
 from offbeat.fleets.presence import Change, Presence
 from offbeat.fleets.steps import StepPlan
 from offbeat.keys import fold, key, uniform

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from offbeat.errors import ConfigError, unknown
-from offbeat.fleets.laws import Array, shortened
+from offbeat.fleets.distributions import Array, shortened
 from offbeat.fleets.steps import refuse
 from offbeat.keys import key, unsigned
 from offbeat.options import fits, option_problems

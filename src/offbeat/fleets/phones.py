@@ -16,8 +16,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from offbeat.errors import ConfigError, unknown
+from offbeat.fleets.distributions import Array, LawSpec, Trace, drawn, draws, read, shortened, wrong
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import Array, LawSpec, Trace, drawn, draws, read, shortened, wrong
 from offbeat.fleets.presence import Change, Recorded
 
 LARGEST_FILE = 2**26  # bytes; the traces have a few hundred thousand

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.fleets.laws import Exponential, shortened, wrong
+from offbeat.fleets.distributions import Exponential, shortened, wrong
 from offbeat.keys import fold, key, uniform
 
 Change: TypeAlias = tuple[float, bool]

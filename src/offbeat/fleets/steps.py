@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from offbeat.errors import ConfigError, unknown
-from offbeat.fleets.laws import NAMED, Array, wrong
+from offbeat.fleets.distributions import NAMED, Array, wrong
 from offbeat.keys import fold, key, uniform
 from offbeat.options import STEPS, fits, option_problems
 

@@ -15,8 +15,20 @@ import numpy as np
 
 from offbeat.errors import ConfigError
 from offbeat.fleets.clusters import MBIT, ClusterSpec, clusters_of
+from offbeat.fleets.distributions import (
+    Array,
+    Exponential,
+    Law,
+    LawSpec,
+    LogNormal,
+    Uniform,
+    drawn,
+    draws,
+    numeric,
+    read,
+    wrong,
+)
 from offbeat.fleets.fleet import Fleet, clustered, improbable
-from offbeat.fleets.laws import Array, Exponential, Law, LawSpec, LogNormal, Uniform, drawn, draws, numeric, read, wrong
 from offbeat.fleets.presence import OnOff
 
 HOUR = 3600.0

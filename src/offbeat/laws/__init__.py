@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from offbeat import registry
 from offbeat.assemble import build_method, build_policy
 from offbeat.errors import ConfigError
-from offbeat.laws import methods, policies
-from offbeat.laws.trial import Alone as Alone
-from offbeat.laws.trial import Passed, Trial
+from offbeat.laws import of_methods, of_policies
+from offbeat.laws.worlds import Alone as Alone
+from offbeat.laws.worlds import Passed, Trial
 from offbeat.method import Method
 from offbeat.options import option_problems
 
@@ -57,7 +57,7 @@ class Case:
 def law_cases(make: Callable[[], Method], alone: Alone | None = None) -> list[Case]:
     """The laws of methods on what `make` gives. It is called anew for every run."""
     trial = Trial(make, alone)
-    return [Case(law, trial) for law in methods.LAWS]
+    return [Case(law, trial) for law in of_methods.LAWS]
 
 
 def check_method(make: Callable[[], Method], alone: Alone | None = None) -> list[Finding]:
@@ -67,7 +67,7 @@ def check_method(make: Callable[[], Method], alone: Alone | None = None) -> list
 
 def check_policy(policy: Any) -> list[Finding]:
     """Every law on a policy, in words."""
-    return [Case(law, policy).finding() for law in policies.LAWS]
+    return [Case(law, policy).finding() for law in of_policies.LAWS]
 
 
 def check(name: str, options: Mapping[str, Any], alone: Mapping[str, Any] | None = None) -> list[Finding]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
 from offbeat.schedule.buffer import Buffer
@@ -35,7 +35,7 @@ def async_hl_sgd(
     The best server_lr is below 1 where few clusters make a commit: with 1 and a buffer of one the server takes on
     the cluster's model.
     """
-    optimiser, s = server.server_optimiser(server_lr), law(staleness)
+    optimiser, s = optimisers.server_optimiser(server_lr), law(staleness)
 
     def weigh(cohort: Cohort) -> Vector:
         return s(cohort.staleness) * (cohort.devices * (cohort.units / cohort.clients) / len(cohort.steps))

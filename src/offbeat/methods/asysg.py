@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server, weights
+from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer
 
@@ -24,7 +24,7 @@ def asysg(
     experimental: bool = False,
 ) -> Method:
     """Clients pull the model, send one stochastic gradient, pull again; w <- w - server_lr * mean of n of them."""
-    optimiser = server.server_optimiser(server_lr, server_optimiser)
+    optimiser = optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["gradient"], cohort.version)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server, weights
+from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.sampled import Sampled
 
@@ -29,7 +29,7 @@ def dlsgd_hetero(
 
     Everyone trains all the time, at most once from a version; updates nobody asked for are overwritten.
     """
-    optimiser = server.server_optimiser(server_lr, server_optimiser)
+    optimiser = optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # server 8

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server, weights
+from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer, Restart
 
@@ -30,7 +30,7 @@ def dlsgd_homo(
     A client trains at most once from a version. With `overlap` (the buffers' purpose) transfers run beside computing;
     without it a client uploads, then pulls, then trains.
     """
-    optimiser = server.server_optimiser(server_lr, server_optimiser)
+    optimiser = optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # server 7

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
 from offbeat.schedule.buffer import Buffer
@@ -32,7 +32,7 @@ def fedbuff(
 
     Theorem 1 has beta = 1/K and constant weights; Nguyen et al. use s(k) = (1 + k)^-1/2 ("polynomial").
     """
-    optimiser = server.server_optimiser(1.0 if beta is None else beta, server_optimiser)
+    optimiser = optimisers.server_optimiser(1.0 if beta is None else beta, server_optimiser)
     s = law(staleness)
 
     def weigh(cohort: Cohort) -> Vector:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import server
+from offbeat.numerics import optimisers
 from offbeat.numerics.local import descend
 from offbeat.numerics.rates import Rate, client_rate, every
 from offbeat.numerics.weights import Weights, shares
@@ -66,7 +66,7 @@ def fedlin(
     lr = every(2, client_rate(client_lr))  # by rounds
     rule = Rule(
         Local(begin, step, finish, {"lr": lr}, ("update",), remembers=("g_i",)),
-        init=server.beside("g"), weigh=share.of, apply=apply, broadcasts=("model", "g"), clients=share.clients,
+        init=optimisers.beside("g"), weigh=share.of, apply=apply, broadcasts=("model", "g"), clients=share.clients,
         travels=lambda cohort: (1, 1),  # the model in one half, g in the other
     )  # fmt: skip
     return Method("fedlin", policy, rule)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
@@ -35,7 +35,7 @@ def fednova(
     A solver's update is lr * sum_k a_k g_k; |a|_1 is K for SGD, and follows from the solver with `momentum` or a
     `proximal` pull. A common factor of all |a_i|_1 cancels, so clients say lr |a_i|_1.
     """
-    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
 
     def weigh(cohort: Cohort) -> Vector:
         return share.of(cohort) / cohort.numbers["reach"]

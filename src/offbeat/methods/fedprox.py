@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
@@ -27,7 +27,7 @@ def fedprox(
     experimental: bool = False,
 ) -> Method:
     """n clients (None: all) minimise f_i(y) + proximal / 2 |y - w|^2 by SGD steps; w <- w - server_lr * mean(delta)."""
-    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 6

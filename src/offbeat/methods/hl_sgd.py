@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.hybrid import Hybrid
@@ -39,7 +39,7 @@ def hl_sgd(
     The mean over clusters is by devices ("uniform": n_k / N, which is line 16 where clusters are of one size) or by
     samples ("size"). The fleet has the clusters, their graphs and W.
     """
-    share, optimiser = shares(weights), server.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 16

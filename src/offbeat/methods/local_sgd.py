@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server
+from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
@@ -34,7 +34,7 @@ def local_sgd(
     experimental: bool = False,
 ) -> Method:
     """n sampled clients (None: all) take local_steps from the newest model; w <- w - server_lr * mean(delta)."""
-    share, optimiser = shares(weights), server.server_optimiser(server_lr, server_optimiser)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # (3)

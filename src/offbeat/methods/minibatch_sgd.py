@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import local, server, weights
+from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.rounds import Rounds
 
@@ -22,7 +22,7 @@ def minibatch_sgd(
     experimental: bool = False,
 ) -> Method:
     """n clients (None: all) send one stochastic gradient each; w <- w - server_lr * their mean."""
-    optimiser = server.server_optimiser(server_lr, server_optimiser)
+    optimiser = optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["gradient"], cohort.version)

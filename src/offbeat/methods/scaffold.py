@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
-from offbeat.numerics import server
+from offbeat.numerics import optimisers
 from offbeat.numerics.local import Corrected, corrected_step
 from offbeat.numerics.rates import Rate, client_rate, rate
 from offbeat.numerics.weights import Weights, shares
@@ -56,7 +56,7 @@ def scaffold(
     )  # fmt: skip
     prime = (lambda w, mean: w | {"c": mean}) if start == "gradients" else None
     rule = Rule(
-        steps, init=server.beside("c"), weigh=share.of, apply=apply, broadcasts=("model", "c"), share=share.of,
+        steps, init=optimisers.beside("c"), weigh=share.of, apply=apply, broadcasts=("model", "c"), share=share.of,
         prime=prime, clients=share.clients,
     )  # fmt: skip
     return Method("scaffold", policy, rule)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.errors import ConfigError
 from offbeat.method import State, Update
-from offbeat.numerics import server
+from offbeat.numerics import optimisers
 
 REMEMBERS = {"mean": ("nu_i",), "equation-4": ("nu_i", "first_i", "steps_i")}
 BROADCASTS = {"mean": ("nu",), "equation-4": ("nu", "mean steps")}
@@ -26,7 +26,7 @@ def broadcasts(reference: str) -> tuple[str, ...]:
 
 def init(reference: str) -> Callable[[Tensor], State]:
     """The server's first state."""
-    return server.beside(*BROADCASTS[reference])
+    return optimisers.beside(*BROADCASTS[reference])
 
 
 def require(reference: str, whole: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offbeat.papers import dlsgd, engine, fedagrac, fedagrac_convex, fedbuff, heterogeneity, hlsgd, questions
+from offbeat.papers import dlsgd, fedagrac, fedagrac_convex, fedbuff, heterogeneity, hlsgd, questions, runner
 from offbeat.papers.recipe import Made, Recipe, Settings
 
 
@@ -12,7 +12,7 @@ def command(recipe: Recipe) -> Callable[[Settings], Made]:
     """What `offbeat paper NAME` runs."""
 
     def made(settings: Settings) -> Made:
-        return engine.make(recipe, settings)
+        return runner.make(recipe, settings)
 
     made.__doc__ = recipe.about
     return made

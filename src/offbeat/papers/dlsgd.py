@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from offbeat.papers import tables
+from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Recipe, Stated, Training
 
 SIZES = (5, 10, 20, 40, 80)
@@ -154,7 +154,7 @@ def figure(
     return Recipe(
         f"dlsgd-fig{number}", f"DLSGD Figure {number}: {about}", f"Figure {number}: {about}.", tuple(kinds),
         tuple(cells),
-        ("seconds", "best", "training loss"), apart=("data", "setting"), picture=tables.curves(lines, against,
+        ("seconds", "best", "training loss"), apart=("data", "setting"), picture=agreement.curves(lines, against,
         losses=True),
         small_table=False, **more,
     )  # fmt: skip

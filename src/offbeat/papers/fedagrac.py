@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any, NamedTuple
 
-from offbeat.papers import tables
-from offbeat.papers.engine import train
+from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Recipe, Record, Run, Stated, Training
+from offbeat.papers.runner import train
 
 BATCH = 25
 CONSTANT = {"law": "constant", "value": 100}
@@ -303,13 +303,13 @@ RECIPES = (
         ("steps", "lambda"), tuple(fig2_cells()), ("accuracy", "best"), seeds=1,
         stated=(Stated("method.client_lr", (0.03,), "Table 1's caption"), BOX,
                 Stated("until.commits", (200,), "Figure 2: after 200 rounds")),
-        picture=tables.points("lambda", "accuracy"), small_table=False,
+        picture=agreement.points("lambda", "accuracy"), small_table=False,
     ),
     Recipe(
         "fedagrac-fig3", "FedaGrac Figure 3: which gradient is sent",
         "Figure 3: four rules on which gradient a client sends, LR and CNN on Fashion-MNIST, K constant and various.",
         ("model", "steps", "method"), tuple(fig3_cells()), ("accuracy", "best"), apart=("model",), few=("various",),
-        stated=(*TABLE_1_RATES, BOX), picture=tables.curves(("method",)), small_table=False,
+        stated=(*TABLE_1_RATES, BOX), picture=agreement.curves(("method",)), small_table=False,
     ),
     Recipe(
         "fedagrac-fig4", "FedaGrac Figure 4: mean accuracy of the last 10 of 100 rounds by eta and lambda",
@@ -320,7 +320,7 @@ RECIPES = (
          Stated("until.commits", (100,), "Figure 4: 100 rounds"),
          Stated("fleet.local_steps.mean", (500, None), "Figure 4: mean 500"),
          Stated("fleet.local_steps.variance", (10000, None), "Figure 4: variance 10000")),
-        picture=tables.heat_maps("eta", "lambda", "last 10"), small_table=False,
+        picture=agreement.heat_maps("eta", "lambda", "last 10"), small_table=False,
     ),
     Recipe(
         "fedagrac-fig5", "FedaGrac Figure 5: accuracy over time and rounds",
@@ -336,6 +336,6 @@ RECIPES = (
                f"model more; links carry {MBIT:g} Mbit/s each way; fedagrac and scaffold send two vectors each way, "
                f"the "
                "others one. The paper gives no means and no times.",),
-        picture=tables.curves(("method",), ("virtual_seconds", "commits")), small_table=False,
+        picture=agreement.curves(("method",), ("virtual_seconds", "commits")), small_table=False,
     ),
 )  # fmt: skip

@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.papers.engine import train
 from offbeat.papers.fedagrac import METHODS, SPLITS, gaussian, method_table
 from offbeat.papers.recipe import Cell, Recipe, Record, Records, Run, Training
+from offbeat.papers.runner import train
 from offbeat.runs import plots
 from offbeat.tasks.make import build_task
 from offbeat.tasks.task import Task

@@ -15,7 +15,7 @@ from offbeat.measure import schedule_of
 from offbeat.meters import fedbuff
 from offbeat.meters.constants import Constants, Plan
 from offbeat.method import Policy
-from offbeat.papers import tables
+from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Records, Run
 from offbeat.records import Arrived, Commit, Row
 from offbeat.runs import plots
@@ -118,6 +118,6 @@ RECIPES = (
         notes=("10 quadratic clients in 20 dimensions with equal Hessians, so that the assumptions hold at every "
                "point; all "
                f"of one pace, {CONCURRENCY} K of them at work at once, in float64.",),
-        picture=tables.falling("T", ("measured", "bound")),
+        picture=agreement.falling("T", ("measured", "bound")),
     ),
 )  # fmt: skip

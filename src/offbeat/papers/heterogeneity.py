@@ -24,9 +24,9 @@ from offbeat.errors import ConfigError
 from offbeat.measure import flat_of, gauge_of
 from offbeat.meters import curvature
 from offbeat.meters.drift import drift
-from offbeat.papers import tables
-from offbeat.papers.engine import train, watched
+from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Run, Stated, Training
+from offbeat.papers.runner import train, watched
 from offbeat.tasks.make import build_task
 from offbeat.tasks.quadratic import Family, optimum, regressions
 from offbeat.tasks.task import Task
@@ -170,7 +170,7 @@ def constants(name: str, title: str, world: str, priority: int) -> Recipe:
                f"each "
                f"worker, or over fresh batches of {BATCH}: then the noise of batches is in the estimates. rho is "
                f"(A.1).",),
-        picture=tables.falling("percent", CONSTANTS),
+        picture=agreement.falling("percent", CONSTANTS),
     )  # fmt: skip
 
 
@@ -280,7 +280,7 @@ RECIPES = (
                f"The number of rounds depends on the draw of U and v_i (500 to 3,800 among seeds 0 to 11); draw {DRAW} "
                "comes near 927. (1, .005) with I = 10 has 86 rounds in one half of the paper's table and 95 in the "
                "other.",),
-        picture=tables.points("I", "rounds"),
+        picture=agreement.points("I", "rounds"),
     ),
     Recipe(
         "heterogeneity-tableC2", "FedAvg, heterogeneity, Table C.2: training loss and test accuracy at equal R I",
@@ -301,7 +301,7 @@ RECIPES = (
                 Stated("task.clients", (100,), "section 6: 100 workers"),
                 Stated("method.n", (10,), "section 6: 10 workers are sampled in each round")),
         notes=("Of the I the text names 80 alone; 10, 20 and 40 are ours, and so are 100 rounds.",),
-        picture=tables.curves(("I",), losses=True), small_table=False,
+        picture=agreement.curves(("I",), losses=True), small_table=False,
     ),
     Recipe(
         "heterogeneity-figC", "FedAvg, heterogeneity, Figures C.1 to C.6",
@@ -318,6 +318,6 @@ RECIPES = (
         notes=("Of the I the text names the largest alone, 40 and 20; the others and 100 rounds are ours. Figures "
                "C.5 and "
                "C.6 are of CINIC-10: vgg16 reads it where it is there; vgg16-cifar10 is a stand-in on CIFAR-10.",),
-        picture=tables.curves(("I",), losses=True), small_table=False,
+        picture=agreement.curves(("I",), losses=True), small_table=False,
     ),
 )  # fmt: skip

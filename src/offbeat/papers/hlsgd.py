@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.fleets.graphs import gap, graphs_of, metropolis
-from offbeat.papers import tables
+from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Run, Stated, Training
 
 ROUNDS, TAU, DEVICES = 100, 50, 32
@@ -70,7 +70,7 @@ HALVED = (*(one for one in CIFAR if one.path != "method.client_lr"), TAU_50,
           Stated("method.client_lr.value", RATES["cifar10"], "appendix F: the initial rates to tune from"),
           Stated("method.client_lr.at", ([50, 75],), "appendix F: after 50 % and 75 % of the rounds"),
           Stated("method.client_lr.factor", (0.5,), "appendix F: by half"))  # fmt: skip
-DRAWN = tables.curves
+DRAWN = agreement.curves
 CONTRADICTION = ("At tau = 50 the paper says that HL-SGD needs 15.67 % less time to 60 % than Local SGD (Figure 1: "
                  "1.186 times "
                  "as fast) and 45.88 % less (Figure 2), of the same setting; one of the two cannot be.")  # fmt: skip

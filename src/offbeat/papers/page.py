@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from offbeat.papers import tables
-from offbeat.papers.engine import missing, pick_name
-from offbeat.papers.progress import Progress, estimate, kind_of
+from offbeat.papers import agreement
+from offbeat.papers.ledger import Ledger, estimate, kind_of
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Records, Settings
+from offbeat.papers.runner import missing, pick_name
 from offbeat.runs import report
 
 PAPER_NAMES = {
@@ -33,7 +33,7 @@ ELSEWHERE = (  # tables and figures that are no runs
 )
 
 
-def records_of(recipe: Recipe, kept: Progress) -> tuple[dict[str, Sequence[Record]], set[str]]:
+def records_of(recipe: Recipe, kept: Ledger) -> tuple[dict[str, Sequence[Record]], set[str]]:
     """The records of each cell by its name in this recipe, and which cells have only older ones."""
     found: dict[str, Sequence[Record]] = {}
     older = set()
@@ -48,7 +48,7 @@ def records_of(recipe: Recipe, kept: Progress) -> tuple[dict[str, Sequence[Recor
 
 def claimed(claim: Claim, records: Records) -> tuple[float, bool, bool | None] | None:
     """Our ratio, whether the order is the paper's, and whether the ratio agrees; None where a value is lacking."""
-    pair = [tables.ours(records.get(name, ()), claim.value) for name in (claim.cell, claim.other)]
+    pair = [agreement.ours(records.get(name, ()), claim.value) for name in (claim.cell, claim.other)]
     one, other = pair
     if one is None or other is None or math.isnan(one.mean) or math.isnan(other.mean):
         return None
@@ -56,12 +56,14 @@ def claimed(claim: Claim, records: Records) -> tuple[float, bool, bool | None] |
         return None
     ratio = one.mean / other.mean if other.mean else math.inf
     close = (
-        None if claim.ratio is None or math.isinf(ratio) else 1 / tables.CLOSE <= ratio / claim.ratio <= tables.CLOSE
+        None
+        if claim.ratio is None or math.isinf(ratio)
+        else 1 / agreement.CLOSE <= ratio / claim.ratio <= agreement.CLOSE
     )
     return ratio, (ratio > 1) == claim.larger, close
 
 
-def cells(recipes: Sequence[Recipe], kept: Progress, settings: Settings) -> list[dict[str, Any]]:
+def cells(recipes: Sequence[Recipe], kept: Ledger, settings: Settings) -> list[dict[str, Any]]:
     """Missing cells in the order in which they would be run, and their seconds on this kind of device."""
     kind, found = kind_of(pick_name(settings.device)), []
     for cell, run in missing(recipes, kept, settings):
@@ -71,18 +73,18 @@ def cells(recipes: Sequence[Recipe], kept: Progress, settings: Settings) -> list
     return found
 
 
-def status(recipes: Sequence[Recipe], kept: Progress) -> list[dict[str, Any]]:
+def status(recipes: Sequence[Recipe], kept: Ledger) -> list[dict[str, Any]]:
     """A line for each cell: its seeds and commits, ours and the paper's, whether the ratio is within 25 %, and how many
     of its comparable pairs have the paper's order."""
     found = []
     for recipe in recipes:
         records, older = records_of(recipe, kept)
-        compared = list(tables.pairs(recipe, records))
+        compared = list(agreement.pairs(recipe, records))
         for cell in recipe.cells:
             mine = records.get(cell.name, ())
             own = [right for low, high, _, right in compared if cell.name in (low.name, high.name)]
-            values = {name: tables.ours(mine, name) for name in recipe.values}
-            agrees = {name: tables.ratio_agrees(values[name], cell.paper.get(name)) for name in recipe.values}
+            values = {name: agreement.ours(mine, name) for name in recipe.values}
+            agrees = {name: agreement.ratio_agrees(values[name], cell.paper.get(name)) for name in recipe.values}
             found.append({
                 "recipe": recipe.name, "cell": cell.name, "state": state(cell, mine, cell.name in older, recipe.seeds),
                 "seeds": [record["seed"] for record in mine], "commits": sorted({str(r.get("commit")) for r in mine}),
@@ -119,27 +121,27 @@ def spoken(value: Any) -> str:
         return ", ".join(map(spoken, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return tables.shown(value) if isinstance(value, float) else str(value)
+    return agreement.shown(value) if isinstance(value, float) else str(value)
 
 
 # ---- pages ----------------------------------------------------------------------------------------
 def counts(recipe: Recipe, records: Records) -> tuple[int, int, int, int]:
     """Comparable pairs and claims in the paper's order, of how many; figures within 25 %, of how many."""
-    order = [right for *_, right in tables.pairs(recipe, records)]
+    order = [right for *_, right in agreement.pairs(recipe, records)]
     close: list[bool] = []
     for cell in recipe.cells:
         for name in recipe.values if cell.home == recipe.name else ():
-            agrees = tables.ratio_agrees(tables.ours(records.get(cell.name, ()), name), cell.paper.get(name))
+            agrees = agreement.ratio_agrees(agreement.ours(records.get(cell.name, ()), name), cell.paper.get(name))
             close += [] if agrees is None else [agrees]
     for claim in recipe.claims:
         if (said := claimed(claim, records)) is not None:
-            far = claim.ratio is None or max(claim.ratio, 1 / claim.ratio) > tables.APART
+            far = claim.ratio is None or max(claim.ratio, 1 / claim.ratio) > agreement.APART
             order += [said[1]] if far else []
             close += [] if said[2] is None else [said[2]]
     return sum(order), len(order), sum(close), len(close)
 
 
-def section(recipe: Recipe, kept: Progress, folder: Path) -> tuple[str, tuple[int, int, int, int]]:
+def section(recipe: Recipe, kept: Ledger, folder: Path) -> tuple[str, tuple[int, int, int, int]]:
     """A recipe's part of the page: table, picture, claims, remarks, and what is missing at which cost."""
     records, older = records_of(recipe, kept)
     found = counts(recipe, records)
@@ -147,7 +149,7 @@ def section(recipe: Recipe, kept: Progress, folder: Path) -> tuple[str, tuple[in
     if found[1] or found[3]:
         lines[-1] += f" Order: {found[0]} of {found[1]}; within 25 %: {found[2]} of {found[3]}."
     if records and (recipe.small_table or recipe.picture is None):
-        made = tables.table(recipe, tables.by_cell(recipe, records), "")
+        made = agreement.table(recipe, agreement.by_cell(recipe, records), "")
         lines += ["", report.markdown(made.columns, made.rows).rstrip()]
     for claim in recipe.claims:
         said = claimed(claim, records)
@@ -155,7 +157,9 @@ def section(recipe: Recipe, kept: Progress, folder: Path) -> tuple[str, tuple[in
         text = "not known yet" if said is None else f"ours {ratio}, {'the same' if said[1] else 'another'} order"
         lines.append(f"* {claim.text}: {text}" if claim is not recipe.claims[0] else f"\n* {claim.text}: {text}")
     if records and recipe.picture is not None:
-        for path in recipe.picture(recipe, tables.by_cell(recipe, records), folder / "pictures" / f"{recipe.name}.png"):
+        for path in recipe.picture(
+            recipe, agreement.by_cell(recipe, records), folder / "pictures" / f"{recipe.name}.png"
+        ):
             lines += ["", f"![{recipe.title}](pictures/{path.name})"]
     lines += [f"\n{note}" for note in recipe.notes]
     if lacking := sum(max(0, recipe.seeds - len(kept.of(cell))) for cell in recipe.cells if cell.home == recipe.name):
@@ -185,7 +189,7 @@ def ran(recipe: Recipe, records: Records, older: set[str]) -> str:
     return said + "."
 
 
-def cost(recipe: Recipe, kept: Progress) -> float:
+def cost(recipe: Recipe, kept: Ledger) -> float:
     """Seconds on an H200 for all missing cells and seeds of a recipe that are its own."""
     own = [cell for cell in recipe.cells if cell.home == recipe.name]
     return sum(estimate(cell, "h200", kept)[0] * max(0, recipe.seeds - len(kept.of(cell))) for cell in own)
@@ -197,7 +201,7 @@ beyond. A pair of cells that differ in one word is comparable where the paper's 
 agrees where ours have the same order. Claims in a paper's words count as pairs."""
 
 
-def write_pages(recipes: Sequence[Recipe], kept: Progress) -> list[Path]:
+def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
     """README.md beside the folder of records, with every table and picture; and docs/papers.md, a line for each."""
     results = kept.folder.parent
     docs = results.parent / "docs" / "papers.md"

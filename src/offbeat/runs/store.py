@@ -27,12 +27,12 @@ import torch
 from safetensors.torch import save_file
 
 from offbeat.records import Row
+from offbeat.runs.columns import join, metrics_table, trace_table
 from offbeat.runs.disk import storing, sync, write_file
 from offbeat.runs.folder import PARTS, clear_run, refuse_links
 from offbeat.runs.lock import Lock
 from offbeat.runs.manifest import Manifest
 from offbeat.runs.rerun import Digest
-from offbeat.runs.tables import join, metrics_table, trace_table
 
 PART_ROWS = 1 << 17  # rows of the trace that gather before they are written
 

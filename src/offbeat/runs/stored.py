@@ -14,10 +14,10 @@ import torch
 from offbeat import registry, toml
 from offbeat.errors import ConfigError, OffbeatError, StorageError
 from offbeat.records import Row
+from offbeat.runs.columns import Source, StoredRows, batches, whole
 from offbeat.runs.disk import read_tensors, text_digest
 from offbeat.runs.folder import refuse_links
 from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
-from offbeat.runs.tables import Source, StoredRows, batches, whole
 
 FREE = ("until", "targets", "checkpoint_seconds", "client_memory")  # they change neither schedule nor numbers
 

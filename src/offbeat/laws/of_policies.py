@@ -9,7 +9,7 @@ from offbeat.assemble import Built, build
 from offbeat.config import Experiment
 from offbeat.errors import OffbeatError
 from offbeat.keys import generator
-from offbeat.laws.trial import bowls, clients_for, fleet_for, quiet
+from offbeat.laws.worlds import bowls, clients_for, fleet_for, quiet
 from offbeat.method import Method, Policy
 from offbeat.methods import METHODS
 from offbeat.records import Arrived, Begun, Commit, Drop, Left, Row, Start

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from offbeat.errors import ConfigError
-from offbeat.laws.trial import COMMITS, TOLERANCE, Alone, Passed, Trial, distance, generators, network, same_bits
+from offbeat.laws.worlds import COMMITS, TOLERANCE, Alone, Passed, Trial, distance, generators, network, same_bits
 from offbeat.method import Conductor, Job, Policy, StepRate
 from offbeat.records import Begun, Command, Commit, Row
 from offbeat.runs.stored import read_trace

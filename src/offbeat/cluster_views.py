@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from offbeat.fleets.blocks import phases
 from offbeat.fleets.clusters import Cluster
 from offbeat.fleets.fleet import Fleet
+from offbeat.fleets.timing import phases
 from offbeat.method import Method, Policy
-from offbeat.numerics.blocks import Blocks
+from offbeat.numerics.mixing import Blocks
 from offbeat.runs.account import Crowd
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds

@@ -1,4 +1,4 @@
-"""Arrivals per second on the virtual clock: `python -m offbeat.bench.clock POLICY CLIENTS` prints one JSON object."""
+"""Arrivals a second on the virtual clock: `python -m offbeat.bench.arrivals POLICY CLIENTS` prints a JSON object."""
 
 from __future__ import annotations
 

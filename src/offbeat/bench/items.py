@@ -208,7 +208,7 @@ def schedule(settings: Settings) -> Rows:
     rows = []
     for policy in ("FedBuff", "rounds", "DLSGD-hetero"):
         for clients in fleets:
-            command = [sys.executable, "-m", "offbeat.bench.clock", policy, str(clients)]
+            command = [sys.executable, "-m", "offbeat.bench.arrivals", policy, str(clients)]
             environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             rows.append(json.loads(done.stdout))

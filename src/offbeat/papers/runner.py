@@ -18,9 +18,8 @@ import torch
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, Interrupted, OffbeatError
-from offbeat.papers import tables
-from offbeat.papers.progress import Progress as Kept
-from offbeat.papers.progress import estimate, kind_of
+from offbeat.papers import agreement
+from offbeat.papers.ledger import Ledger, estimate, kind_of
 from offbeat.papers.recipe import Cell, Made, Recipe, Record, Run, Settings, Training
 from offbeat.runs.loop import Outcome, go
 from offbeat.runs.progress import Progress
@@ -140,15 +139,15 @@ def make(recipe: Recipe, settings: Settings) -> Made:
         records[cell.name] = [play(cell, run) for run in runs]
         made.figures += records[cell.name]
         title = f"{recipe.title} ({settings.scale}, {len(runs)} seed(s))"
-        made.tables = [tables.table(recipe, records, title)]
-        tables.write(made, settings.out, recipe.short)
+        made.tables = [agreement.table(recipe, records, title)]
+        agreement.write(made, settings.out, recipe.short)
     if recipe.picture is not None:
         made.files += recipe.picture(recipe, records, settings.out / f"{recipe.short}.png")
     return made
 
 
 # ---- filling in what is missing -------------------------------------------------------------------
-def missing(recipes: Sequence[Recipe], kept: Kept, settings: Settings) -> list[tuple[Cell, Run]]:
+def missing(recipes: Sequence[Recipe], kept: Ledger, settings: Settings) -> list[tuple[Cell, Run]]:
     """Cells without a record, the most telling first; those of one shape follow one another. All seeds of a priority
     come before the next priority, seed by seed."""
     found: dict[tuple[str, str, int], tuple[Cell, Run]] = {}
@@ -164,7 +163,7 @@ def missing(recipes: Sequence[Recipe], kept: Kept, settings: Settings) -> list[t
 
 
 def resume(
-    recipes: Sequence[Recipe], kept: Kept, settings: Settings, minutes: float, tell: Callable[[str], None] = print
+    recipes: Sequence[Recipe], kept: Ledger, settings: Settings, minutes: float, tell: Callable[[str], None] = print
 ) -> int:
     """Fill in as many missing cells as fit into so many minutes; gives how many. A cell that would run over the end
     is stopped, and how long it ran is kept for the next estimate."""

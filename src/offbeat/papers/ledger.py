@@ -26,7 +26,7 @@ def kind_of(device: str) -> str:
     return "cpu" if device == "cpu" else "h200"
 
 
-class Progress:
+class Ledger:
     """The records under a folder. `older` holds what was measured at commits that drew other random numbers."""
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +95,7 @@ def write(path: Path, records: list[Record]) -> None:
     part.replace(path)
 
 
-def estimate(cell: Cell, kind: str, kept: Progress) -> tuple[float, str]:
+def estimate(cell: Cell, kind: str, kept: Ledger) -> tuple[float, str]:
     """Seconds that a cell will take on a kind of device, and how we know: from stored runs of it, else by its steps."""
     stored = [*kept.of(cell), *kept.older_of(cell)]
     walls = [r["wall_seconds"] for r in stored if kind_of(r.get("device", "cpu")) == kind and r.get("wall_seconds")]

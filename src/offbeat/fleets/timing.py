@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.fleets.clusters import Cluster
+from offbeat.fleets.distributions import Array
 from offbeat.fleets.fleet import Fleet
-from offbeat.fleets.laws import Array
 from offbeat.schedule.device import Durations
 from offbeat.schedule.hybrid import Hybrid
 
