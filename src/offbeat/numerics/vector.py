@@ -21,8 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
 from offbeat.errors import ConfigError
-from offbeat.numerics.clients import ForClients, Places
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast.places import Places
+from offbeat.numerics.fast.table import ForClients
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
 
