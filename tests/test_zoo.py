@@ -194,6 +194,10 @@ SMOOTH = (
     "encoder",
     "gru cell",
     "lstm cell",
+    "lstm",
+    "gru both ways",
+    "rnn",
+    "lstm projected",
     "noise",
 )
 

@@ -230,7 +230,8 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "lstm": lambda w: Animal(nn.LSTM(w, w, 2, batch_first=True, bidirectional=True), (3, w)),
     "lstm projected": lambda w: Animal(nn.LSTM(w, w, proj_size=2, batch_first=True), (3, w)),
     "lstm with dropout": lambda w: Animal(nn.LSTM(w, w, 2, dropout=0.5, batch_first=True), (3, w)),
-    "lstm, last state": lambda w: Animal(Own(lambda m, x: m.parts[0](x)[1][0][-1], nn.LSTM(w, w, 2, bias=False)), (3, w)),
+    "lstm, last state": lambda w: Animal(Own(lambda m, x: m.parts[0](x)[1][0][-1], nn.LSTM(
+        w, w, 2, bias=False, batch_first=True)), (3, w)),
     "lstm, own start": lambda w: Animal(Own(lambda m, x: m.parts[0](x, (m.h.expand(1, len(x), w).contiguous(),
                                             m.c.expand(1, len(x), w).contiguous()))[0], nn.LSTM(w, w, batch_first=True),
                                             h=(1, 1, w), c=(1, 1, w)), (3, w)),

@@ -8,12 +8,14 @@ own: `gates [n, b, T, g h]`, states `[n, b, h]`, and `w [n, g h, h]`, for g gate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from offbeat.numerics.draws import ForOne, compiled, first
+from offbeat.numerics.draws import RECURRENT, ForOne, Keyed, compiled, first
 from offbeat.numerics.fast.dense import Linear
 from offbeat.numerics.fast.places import Places, into
 
@@ -31,13 +33,13 @@ class Layer(NamedTuple):
 # ---- PyTorch's functions, with PyTorch's names of arguments; packed sequences are left to the library
 def lstm(
     places: Places | None, input: Tensor, hx: Any, params: Any = None, has_biases: Any = True, num_layers: Any = 1,
-    dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False,
+    dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False, run: Any = None,
 ) -> Any:  # fmt: skip
     if not isinstance(hx, tuple | list) or (dropout and train and num_layers > 1):
         return NotImplemented
     projected = hx[0].shape[-1] != hx[1].shape[-1]
     layers = layers_of(params, has_biases, projected)
-    return stacked(lstm_layer, places, input, tuple(hx), layers, num_layers, bidirectional, batch_first)
+    return stacked(run or lstm_layer, places, input, tuple(hx), layers, num_layers, bidirectional, batch_first)
 
 
 def gru(places: Places | None, *args: Any, **kwargs: Any) -> Any:
@@ -113,20 +115,9 @@ def lstm_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, back
     gates = Linear.apply(x, layer.w_ih, bias, places)  # type: ignore[no-untyped-call]
     h, c = states
     if layer.w_hr is not None:
-        return projected_scan(gates, h, c, layer.w_hh, layer.w_hr, backwards)
+        return plain_scan(lstm_time, gates, states, layer._replace(b_hh=None), backwards)
     out, h, c = Lstm.apply(gates, h, c, layer.w_hh, backwards, places)  # type: ignore[no-untyped-call]
     return out, (h, c)
-
-
-def projected_scan(gates: Tensor, h: Tensor, c: Tensor, w: Tensor, down: Tensor, backwards: bool) -> Any:
-    """An LSTM whose output is a projection of its state: rare, so written plainly."""
-    outs: list[Tensor] = []
-    for t in times(gates.shape[1], backwards):
-        i, f, g, o = (gates[:, t] + h @ w.mT).chunk(4, dim=-1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = (o.sigmoid() * c.tanh()) @ down.mT
-        outs.append(h)
-    return torch.stack(outs[::-1] if backwards else outs, dim=1), (h, c)
 
 
 def gru_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool) -> Any:
@@ -148,6 +139,72 @@ def rnn_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backw
     gates = Linear.apply(x, layer.w_ih, bias, places)  # type: ignore[no-untyped-call]
     out, h = Rnn.apply(gates, states[0], layer.w_hh, tanh, backwards, places)  # type: ignore[no-untyped-call]
     return out, (h,)
+
+
+# ---- the same by plain operations, which can be differentiated twice ---------------------------------
+Time = Callable[[Tensor, tuple[Tensor, ...], Layer], tuple[Tensor, ...]]
+
+
+def plainly(time: Time) -> Any:
+    """A layer that takes one time after the other in this way."""
+
+    def layer(places: Places | None, x: Tensor, states: Any, weights: Layer, backwards: bool) -> Any:
+        return plain_scan(time, functional.linear(x, weights.w_ih, weights.b_ih), states, weights, backwards)
+
+    return layer
+
+
+def plain_scan(time: Time, gates: Tensor, states: tuple[Tensor, ...], layer: Layer, backwards: bool) -> Any:
+    outs: list[Tensor] = []
+    for t in times(gates.shape[1], backwards):
+        states = time(gates[:, t], states, layer)
+        outs.append(states[0])
+    return torch.stack(outs[::-1] if backwards else outs, dim=1), states
+
+
+def lstm_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    i, f, g, o = (gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).chunk(4, dim=-1)
+    c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h if layer.w_hr is None else functional.linear(h, layer.w_hr), c
+
+
+def gru_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    (h,) = states
+    own = functional.linear(h, layer.w_hh, layer.b_hh)
+    (r, z, n), (to_r, to_z, to_n) = gates.chunk(3, dim=-1), own.chunk(3, dim=-1)
+    n = (n + (r + to_r).sigmoid() * to_n).tanh()
+    return (n + (z + to_z).sigmoid() * (h - n),)
+
+
+def tanh_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).tanh(),)
+
+
+def relu_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).relu(),)
+
+
+class TwiceDifferentiable(Keyed):
+    """PyTorch's functions for one client, but recurrence by plain operations."""
+
+    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        layers = {"lstm": lstm_time, "gru": gru_time, "rnn_tanh": tanh_time, "rnn_relu": relu_time}
+        name = getattr(func, "__name__", "")
+        time = layers.get(name.removesuffix("_cell")) if func in RECURRENT or func in CELLS else None
+        if time is None:
+            return func(*args, **kwargs)
+        if func in CELLS:
+            x, hx, *weights = args
+            states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+            _, ends = plainly(time)(None, x[:, None], states, Layer(*weights), False)
+            return ends if len(ends) > 1 else ends[0]
+        run = plainly(time)
+        result = partial(lstm, run=run)(None, *args) if func is torch.lstm else one_state(run, None, *args)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
 
 
 def times(count: int, backwards: bool) -> Sequence[int]:
