@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,13 +54,30 @@ def sgd(client_lr: Rate, options: Mapping[str, float] | None = None, proximal: f
     def finish(server: State, path: Path, job: Job) -> Update:
         return {"delta": server["model"] - path.y}
 
-    return Local(begin, step, finish, {"lr": client_rate(client_lr)})
+    plain = not (momentum or weight_decay or proximal) and clip is None
+    return Local(begin, Descent() if plain else step, finish, {"lr": client_rate(client_lr)})
 
 
 def descend(y: Tensor, lr: Tensor, g: Tensor, correction: Tensor | None = None) -> Tensor:
     """`y - lr (g + correction)`, in one pass over memory."""
     moved: Tensor = Descend.apply(y, lr, g, correction)  # type: ignore[no-untyped-call]
     return moved
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The step `y <- y - lr (g + c)` on the first field of a carry, all else left alone; `correction` gives c.
+
+    A rule that takes its steps by it lets the engine move the model while the gradient is made.
+    """
+
+    correction: Callable[[Any], Tensor | None] = lambda carry: None
+
+    def __call__(self, carry: Any, g: Tensor, job: Job) -> Any:
+        return self.moved(carry, descend(carry[0], job.lr, g, self.correction(carry)))
+
+    def moved(self, carry: Any, y: Tensor) -> Any:
+        return carry._replace(**{carry._fields[0]: y})
 
 
 class Corrected(NamedTuple):
@@ -69,9 +87,7 @@ class Corrected(NamedTuple):
     c: Tensor
 
 
-def corrected_step(path: Corrected, g: Tensor, job: Job) -> Corrected:
-    """`y <- y - lr (g + c)`."""
-    return path._replace(y=descend(path.y, job.lr, g, path.c))
+corrected_step = Descent(lambda path: path.c)
 
 
 def gradient() -> Local:
