@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from offbeat import keys
 from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
 from offbeat.numerics.draws import Keyed, compiled
+from offbeat.numerics.forms import called
 from offbeat.numerics.local import Descent
 from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
@@ -334,7 +335,7 @@ def bytes_per_job(problem: Problem) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
     with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
-        model.module(samples.x[:2].clone())  # it may change its input
+        called(model.module, model.inputs(samples.x[:2].clone()))  # it may change its input
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1
