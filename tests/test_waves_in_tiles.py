@@ -44,7 +44,7 @@ def test_a_run_goes_from_engine_to_engine(name: str, tmp_path: Path) -> None:
     """Begun with whole waves, gone on with in tiles, finished by the first: its trace is that of a straight run, its
     model near, and its replay has its bits. Begun in tiles and finished by the other: the bits of tiles throughout."""
     number = sorted(METHODS).index(name)
-    whole = replace(drawn(number), until={"commits": 9}, checkpoint_seconds=1e-9)
+    whole = replace(drawn(number), until={"commits": 9}, checkpoint_seconds=60.0)
     own: dict[str, Any] = {"task": whole.task}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
