@@ -22,8 +22,8 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dlsgd-hetero", "n": 4, "local_steps": 3},
     {"name": "local-sgd", "n": 8, "local_steps": 3},
     {"name": "scaffold", "n": 6, "local_steps": 3},
-    {"name": "fednova", "n": 6},
-    {"name": "fedagrac", "n": 6},
+    {"name": "fednova", "n": 6, "local_steps": 3},
+    {"name": "fedagrac", "n": 6, "local_steps": 3},
     {"name": "fedasync", "local_steps": 3},
     {"name": "async-hl-sgd", "buffer_size": 2, "gossip_every": 2, "local_steps": 4},
 ]

@@ -105,9 +105,7 @@ class Built:
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
-    def engine(
-        self, record: Mapping[str, Any] | None = None, again: bool = False, threads: int | None = None
-    ) -> Engine:
+    def engine(self, record: Mapping[str, Any] | None = None, again: bool = False) -> Engine:
         """The engine of a new run, of one that goes on from this record, or of one that is made `again` by it."""
         e = self.experiment
         device = pick_device(e.device)
@@ -117,7 +115,7 @@ class Built:
         return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
             blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
-            threads=threads, crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling,
+            crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling,
         )  # fmt: skip
 
     def horizon(self, driver: Driver, last: int | None = None) -> Horizon:

@@ -93,8 +93,6 @@ class RayCrew:
         import ray
         from ray import exceptions
 
-        from offbeat.engines.ray_worker import RayWorker, parcel
-
         self.ray, self.exceptions = ray, exceptions
         self.gone = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.WorkerCrashedError)
         self.number, self.closed = 0, False
@@ -105,19 +103,23 @@ class RayCrew:
         self.facts: dict[str, Any] = {}
         self.sizes: Mapping[str, int] = {}
         self.notes: list[str] = []
-        kind = "cuda" if devices("cuda") and spec.problem.samples.x.device.type == "cuda" else "cpu"
         try:
             with quietly():
-                self.parcel = parcel(spec, self.put)
-            room = {"num_gpus": 1, "num_cpus": 1} if kind == "cuda" else {"num_cpus": 1}
-            self.actor = ray.remote(RayWorker).options(**room, max_restarts=0, max_task_retries=0)
-            self.wanted = workers or max(1, devices(kind))
-            for _ in range(self.wanted):
+                actor, self.parcel, room = self.prepare(spec)
+            self.actor = ray.remote(actor).options(**room, max_restarts=0, max_task_retries=0)
+            for _ in range(workers or max(1, devices("cuda" if "num_gpus" in room else "cpu"))):
                 self.hire()
             self.gather()
         except BaseException:
             self.close()
             raise
+
+    def prepare(self, spec: Spec) -> tuple[Any, Any, dict[str, float]]:
+        """The class of the actors, what they begin with, and the room that each takes."""
+        from offbeat.engines.ray_worker import RayWorker, parcel
+
+        gpu = devices("cuda") and spec.problem.samples.x.device.type == "cuda"
+        return RayWorker, parcel(spec, self.put), {"num_cpus": 1} | ({"num_gpus": 1} if gpu else {})
 
     # ---- people ---------------------------------------------------------------------------------
     def hire(self) -> None:
@@ -133,13 +135,14 @@ class RayCrew:
             for ref in ready:
                 self.welcome(ref)
             if not self.live and time.monotonic() - began > START:
-                free = {name: n for name, n in self.ray.available_resources().items() if name in ("CPU", "GPU")}
-                raise OffbeatError(
-                    f"no worker could be started within {START:.0f} s; the cluster has {free or 'nothing'} free, and a "
-                    "worker takes one core, or one core and one GPU. End what else runs there, or add a node"
-                )
-            if not self.coming and not self.live:
-                raise OffbeatError("no worker could be started; see the cluster's logs")
+                raise OffbeatError(self.crowded())
+
+    def crowded(self) -> str:
+        free = {name: n for name, n in self.ray.available_resources().items() if name in ("CPU", "GPU")}
+        return (
+            f"no worker could be started within {START:.0f} s; the cluster has {free or 'nothing'} free, and a worker "
+            "takes one core, or one core and one GPU. End what else runs there, or add a node; `offbeat resume` goes on"
+        )
 
     def welcome(self, ref: Any) -> int | None:
         """Take in a worker that is there; None if it died on the way, or is not of the same kind."""
@@ -196,7 +199,10 @@ class RayCrew:
         return self.asked
 
     def hear(self) -> Reply | None:
-        while self.tickets or self.coming:
+        began = time.monotonic()
+        while self.tickets or (self.coming and not self.live):
+            if not self.live and time.monotonic() - began > START:
+                raise OffbeatError(self.crowded())
             ready, _ = self.ray.wait([*self.tickets, *self.coming], timeout=1.0)
             for ref in ready:
                 if ref in self.coming:
