@@ -24,13 +24,14 @@ from offbeat.cli.flags import merge as merge
 from offbeat.cli.list_command import list_names
 from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
+from offbeat.cli.plan_command import plan
 from offbeat.cli.run_commands import replay, resume, run
 from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, ReplayDiffers, StorageError
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
-    "list": list_names, "check": check, "paper": paper, "bench": bench,
+    "list": list_names, "check": check, "paper": paper, "plan": plan, "bench": bench,
 }  # fmt: skip
 
 app = typer.Typer(
