@@ -43,7 +43,8 @@ class Comparison:
         """The picture and the table, into the directory of the comparison, or into a new or empty one."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
-                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title)
+                targets = () if self.target is None else (self.target,)
+                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title, targets)
                 table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
                 folder.add([picture, table])
             return picture, table
