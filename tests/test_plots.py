@@ -13,7 +13,7 @@ from scipy import stats
 from offbeat.fleets.make import build
 from offbeat.papers.fedbuff import trace
 from offbeat.records import Arrived, Begun, Commit, Fetch, Finished, Joined, Left, Overwritten, Start
-from offbeat.runs import bands, fleet_plots, palette, plots
+from offbeat.runs import bands, cluster_layout, fleet_plots, palette, plots
 from offbeat.runs.timeline import Span, timeline_of
 
 
@@ -104,9 +104,9 @@ def test_spans_of_a_trace():
 
 def test_clusters_alike_share_a_panel():
     alike = build("hlsgd", 32)
-    assert list(fleet_plots.alike(alike.clusters.each, alike).values()) == [[0, 1, 2, 3]]
+    assert list(cluster_layout.alike(alike.clusters.each, alike).values()) == [[0, 1, 2, 3]]
     fleet = build("hlsgd", 32, clusters={"count": 4, "graphs": ["ring", "star", "ring", "ring"], "pace": [1, 1, 1, 5]})
-    assert list(fleet_plots.alike(fleet.clusters.each, fleet).values()) == [[0, 2], [1], [3]]
+    assert list(cluster_layout.alike(fleet.clusters.each, fleet).values()) == [[0, 2], [1], [3]]
 
 
 def test_pictures_of_fleets_and_schedules_are_written(tmp_path):

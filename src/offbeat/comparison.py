@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offbeat import webpage
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError
@@ -16,6 +17,8 @@ from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress
+
+PAGE = "comparison.html"
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,16 @@ class Comparison:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
     def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
-        """The picture and the table, into the directory of the comparison, or into a new or empty one."""
+        """The picture and the table, into the directory of the comparison, or into a new or empty one; beside its
+        runs also the page, comparison.html."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
                 targets = () if self.target is None else (self.target,)
                 picture = plots.comparison(self.curves(), folder.path / "comparison.png", title, targets)
                 table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
                 folder.add([picture, table])
+                if folder.manifest.runs:
+                    folder.add([webpage.report([folder.path], folder.path / PAGE, title, targets)])
             return picture, table
 
 

@@ -24,13 +24,15 @@ from offbeat.cli.flags import merge as merge
 from offbeat.cli.list_command import list_names
 from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
+from offbeat.cli.report_command import report, watch
 from offbeat.cli.run_commands import replay, resume, run
 from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, ReplayDiffers, StorageError
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
-    "list": list_names, "check": check, "paper": paper, "bench": bench,
+    "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure,
+    "report": report, "watch": watch, "clusters": clusters, "list": list_names, "check": check, "paper": paper,
+    "bench": bench,
 }  # fmt: skip
 
 app = typer.Typer(

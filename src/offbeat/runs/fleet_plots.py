@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from offbeat.fleets.clusters import MBIT, Cluster
 from offbeat.fleets.fleet import Fleet
 from offbeat.records import Arrived, Row
+from offbeat.runs.cluster_layout import alike, layout, named, together
 from offbeat.runs.palette import COLOURS, GREY, unit_of
 from offbeat.runs.plots import HALO, plain, save
 from offbeat.runs.timeline import timeline_of
@@ -71,7 +72,8 @@ def clusters(fleet: Fleet, path: Path, most: int = 12) -> Path:
         axis.set_aspect("equal")
     if high > low:
         scale = ScalarMappable(pace, shaded("YlOrBr", 0.08, 0.88))
-        figure.colorbar(scale, ax=axes, location="bottom", shrink=0.4, aspect=40, pad=0.02, label="seconds per local step")
+        bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.4, aspect=40, pad=0.02)
+        bar.set_label("seconds per local step")
     if len(kinds) > most:
         figure.suptitle(f"{len(kinds) - most} further kinds of clusters are not shown", fontsize=9, color=GREY)
     return save(figure, path)
@@ -82,46 +84,6 @@ def shaded(name: str, low: float, high: float) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(f"{name} {low}", colormaps[name](np.linspace(low, high, 64)))
-
-
-def together(cluster: Cluster) -> nx.Graph:
-    """All links that a cluster ever uses."""
-    graph = nx.compose_all([nx.Graph(graph) for graph in cluster.graphs])
-    graph.add_nodes_from(range(cluster.size))
-    return graph
-
-
-def alike(each: Sequence[Cluster], fleet: Fleet) -> dict[Any, list[int]]:
-    """Numbers of clusters by what can be seen of them: their links, weights and speeds."""
-    kinds: dict[Any, list[int]] = {}
-    for number, cluster in enumerate(each):
-        graphs = tuple(tuple(sorted(tuple(sorted(edge)) for edge in graph.edges)) for graph in cluster.graphs)
-        weights = tuple(matrix.round(6).tobytes() for matrix in cluster.mixing)
-        speeds = tuple(fleet.step_seconds[list(cluster.members)].round(9))
-        equal = len(set(speeds)) == 1
-        kinds.setdefault((cluster.size, graphs, weights, speeds[:1] if equal else speeds), []).append(number)
-    return kinds
-
-
-def named(numbers: Sequence[int]) -> str:
-    """
-    >>> named([2]), named([0, 1, 2]), named([0, 3])
-    ('cluster 2', '3 clusters alike (0 to 2)', '2 clusters alike (0, 3)')
-    """
-    if len(numbers) == 1:
-        return f"cluster {numbers[0]}"
-    row = numbers[-1] - numbers[0] + 1 == len(numbers)
-    listed = f"{numbers[0]} to {numbers[-1]}" if row else ", ".join(map(str, numbers[:6]))
-    return f"{len(numbers)} clusters alike ({listed}{'' if row or len(numbers) <= 6 else ', ...'})"
-
-
-def layout(graph: nx.Graph) -> dict[int, Any]:
-    """Rings round, trees and grids spread out; large ones by their spectrum, which is fast."""
-    if graph.number_of_edges() == 0:
-        return dict(nx.circular_layout(graph))
-    if graph.number_of_nodes() <= 64:
-        return dict(nx.kamada_kawai_layout(graph))
-    return dict(nx.spectral_layout(graph) if nx.is_connected(graph) else nx.circular_layout(graph))
 
 
 def overview(axis: Axes, each: Sequence[Cluster], fleet: Fleet, pace: Normalize) -> None:

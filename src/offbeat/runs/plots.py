@@ -98,8 +98,8 @@ def draw(axis: Axes, curves: Curves, name: str, score: str) -> None:
     """Curves of a score against one of AXES, in a unit that suits them: the mean of the seeds, and its band."""
     key = AXES[name][0]
     ends = [bands.value(rows[-1], key) or 0.0 for runs in curves.values() for rows in runs if rows]
-    unit = unit_of(name, max(ends, default=1.0))
     steep = name != "virtual_seconds" and min(ends, default=0.0) > 0 and max(ends) > 20 * min(ends)
+    unit = unit_of(name, math.sqrt(min(ends) * max(ends)) if steep else max(ends, default=1.0))
     for number, (label, runs) in enumerate(curves.items()):
         colour, dash = style(number)
         line = bands.band(runs, key, score)

@@ -34,8 +34,8 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(rows: Iterable[Row]) -> Timeline:
-    """Spans in the order in which they end. A job that no commit of these rows used is `unused`, but for those that
-    arrived and whose commit may come after the last row."""
+    """Spans in the order in which they end; what goes on at the last row ends there. An update that was overwritten in
+    its send buffer is `unused`."""
     spans: list[Span] = []
     commits: list[float] = []
     ordered: dict[int, float] = {}  # since when a client's download goes on
@@ -94,4 +94,5 @@ def timeline_of(rows: Iterable[Row]) -> Timeline:
         elif kind is Commit:
             commits.append(now)
     spans += [Span(since, now, client, "away", -1) for client, since in away.items()]
+    spans += [Span(begun[job][0], now, client, "compute", begun[job][1]) for client, job in working.items()]
     return Timeline(spans, commits, now)
