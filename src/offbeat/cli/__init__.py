@@ -21,6 +21,7 @@ from offbeat.cli.check_command import check
 from offbeat.cli.clusters_command import clusters
 from offbeat.cli.compare_command import compare
 from offbeat.cli.flags import merge as merge
+from offbeat.cli.fleet_command import fleet_app
 from offbeat.cli.list_command import list_names
 from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
@@ -41,6 +42,7 @@ app = typer.Typer(
 )  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(fleet_app, name="fleet")
 
 
 @app.callback(invoke_without_command=True)

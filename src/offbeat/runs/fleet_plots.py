@@ -142,6 +142,7 @@ def fleet(given: Fleet, path: Path, title: str = "") -> Path:
         known = values[np.isfinite(values) & (values > 0)]
         if len(known) and known.max() > 30 * known.min():
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.12g}")
         elif len(known):
             axis.set_xlim(0)
         axis.set_ylim(0, 1.02)
