@@ -74,8 +74,8 @@ def advise(measured: Measured, experiment: Experiment, method: str) -> tuple[Pla
 
 def schedule_for(measured: Measured, experiment: Experiment, method: str) -> Schedule:
     """The schedule of the method asked about, on the experiment's fleet."""
-    built, same = asked_about(experiment, method)
-    return measured.schedule if same else schedule_of(built, measured.schedule.commits)
+    built, _ = asked_about(experiment, method)
+    return schedule_of(built, measured.schedule.commits)
 
 
 def opening(experiment: Experiment, method: str, plan: Plan, counsels: Mapping[str, Counsel]) -> str:

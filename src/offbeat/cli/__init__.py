@@ -18,6 +18,7 @@ import typer
 from offbeat import __version__
 from offbeat.cli.bench_command import bench
 from offbeat.cli.check_command import check
+from offbeat.cli.choose_command import choose
 from offbeat.cli.clusters_command import clusters
 from offbeat.cli.compare_command import compare
 from offbeat.cli.flags import merge as merge
@@ -32,8 +33,8 @@ from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, R
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure,
-    "report": report, "watch": watch, "clusters": clusters, "list": list_names, "check": check, "paper": paper,
-    "bench": bench,
+    "choose": choose, "report": report, "watch": watch, "clusters": clusters, "list": list_names,
+    "check": check, "paper": paper, "bench": bench,
 }  # fmt: skip
 
 app = typer.Typer(

@@ -62,7 +62,8 @@ def measure(
         finally:
             progress.close()
         measured = theory.with_known(measured, facts)
-        plan, counsels, opening = None, {}, ""
+        plan, opening = None, ""
+        counsels: dict[str, theory.Counsel] = {}
         if advise is not None:  # every figure beside the advice belongs to the method that it is about
             measured = replace(measured, schedule=theory.schedule_for(measured, experiment, advise))
             plan, counsels = theory.advise(measured, experiment, advise)

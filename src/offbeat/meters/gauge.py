@@ -97,7 +97,7 @@ class Gauge:
                 losses = self.model.losses(own, inputs, targets, wave.full_noise(self.problem, mine, at))
                 total.index_add_(0, mine.cpu(), (losses * (width / samples.size[mine])).double().cpu())
         self.looked += sum(samples.sizes)
-        return total.tolist()  # type: ignore[no-any-return]
+        return [float(value) for value in total]
 
     def value(self, x: Tensor) -> float:
         """f at a point."""
