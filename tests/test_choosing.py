@@ -80,7 +80,7 @@ def test_options_are_changed_within_what_a_method_takes() -> None:
 def test_a_trial_that_diverges_comes_last_and_slow_ones_are_cut() -> None:
     search = Search(PROBLEM, 0.5, None, None)
     wild = Candidate("fedbuff")
-    assert search.trial(wild, {"buffer_size": 6, "client_lr": 1e18})[0] >= 1.0
+    assert search.trial(wild, {"buffer_size": 6, "client_lr": 1e38})[0] == 2.0
     good = search.trial(Candidate("fedbuff"), {"buffer_size": 4, "client_lr": 0.1})
     assert good[0] == 0.0
     assert search.fastest == good[1]
@@ -97,7 +97,8 @@ def test_the_choice_is_ranked_and_its_toml_runs(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["recommended"]["name"] == told["ranked"][0]["method"]["name"] == "fedbuff"
-    assert told["ranked"][0]["seconds"]["mean"] < told["ranked"][1]["seconds"]["mean"]
+    second = told["ranked"][1]["seconds"]
+    assert second is None or told["ranked"][0]["seconds"]["mean"] < second["mean"]
     assert told["ranked"][0]["seconds"]["low"] < told["ranked"][0]["seconds"]["mean"]
     assert "does not wait" in told["reason"]
     assert "hl-sgd" in told["dropped"]
