@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offbeat.fleets.fleet import Fleet
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
+    from offbeat.numerics.windows import windows
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
     from offbeat.schedule.sampled import Sampled
@@ -47,6 +48,7 @@ __all__ = [
     "replay",
     "resume",
     "run",
+    "windows",
 ]
 __version__ = "0.1.0"
 
@@ -59,6 +61,7 @@ _HOMES = {
     "fleets.fleet": ("Fleet",),
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
+    "numerics.windows": ("windows",),
     "schedule.buffer": ("Buffer",),
     "schedule.rounds": ("Rounds",),
     "schedule.sampled": ("Sampled",),

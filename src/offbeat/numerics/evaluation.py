@@ -10,8 +10,10 @@ from torch import Tensor
 
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
+from offbeat.numerics.windows import Windows
 
-BATCH = 2048  # samples at once
+BATCH = 2048  # samples at once ...
+TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]  # (outputs, targets) of a batch -> their mean, if any
 
 
@@ -23,16 +25,19 @@ class Metric(NamedTuple):
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The share of samples whose largest score is that of their class; None where there are no such scores."""
-    if outputs.dim() != 2 or outputs.shape[1] < 2 or targets.is_floating_point() or targets.dim() != 1:
+    """The share of samples (or of their places, in sequences) whose largest score is that of their class; None where
+    there are no such scores."""
+    if outputs.dim() < 2 or outputs.shape[-1] < 2 or targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
         return None
-    return (outputs.argmax(dim=1) == targets).double().mean()
+    return (outputs.argmax(dim=-1) == targets).double().mean()
 
 
 class Evaluation:
     """The metrics of a model on one set of samples."""
 
-    def __init__(self, model: FlatModel, x: Tensor, y: Tensor, metrics: tuple[Metric, ...] | None = None) -> None:
+    def __init__(
+        self, model: FlatModel, x: Tensor | Windows, y: Tensor | Windows, metrics: tuple[Metric, ...] | None = None
+    ) -> None:
         self.model, self.x, self.y = model, x, y
         self.metrics = metrics or (Metric("loss", model.mean_loss), Metric("accuracy", accuracy))
 
@@ -41,9 +46,10 @@ class Evaluation:
         sums: dict[str, Tensor | None] = {
             metric.name: torch.zeros((), dtype=torch.float64, device=self.x.device) for metric in self.metrics
         }
-        for first in range(0, len(self.x), BATCH):
-            targets = self.y[first : first + BATCH]
-            outputs = self.model.outputs(flat, self.x[first : first + BATCH])
+        batch = at_once(self.x)
+        for first in range(0, len(self.x), batch):
+            targets = self.y[first : first + batch]
+            outputs = self.model.outputs(flat, self.x[first : first + batch])
             for metric in self.metrics:
                 value, total = metric.of(outputs, targets), sums[metric.name]
                 missing = value is None or total is None
@@ -51,12 +57,17 @@ class Evaluation:
         return {name: None if total is None else float(total) / len(self.x) for name, total in sums.items()}
 
 
+def at_once(x: Tensor | Windows) -> int:
+    """Samples that are looked at together."""
+    return max(1, min(BATCH, TOKENS // (x.length or 1))) if isinstance(x, Windows) else BATCH
+
+
 def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
     """The mean over clients of their mean losses over their shards."""
     total = 0.0
     for client, size in enumerate(samples.sizes):
         rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
-        for part in torch.split(rows, BATCH):
+        for part in torch.split(rows, at_once(samples.x)):
             outputs = model.outputs(flat, samples.x[part])
             total += float(model.mean_loss(outputs, samples.y[part])) * len(part) / size
     return total / samples.clients

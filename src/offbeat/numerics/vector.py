@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -21,8 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
 from offbeat.errors import ConfigError
-from offbeat.numerics.clients import ForClients, Places
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast.places import Places
+from offbeat.numerics.fast.recurrent import TwiceDifferentiable
+from offbeat.numerics.fast.table import ForClients
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
 
@@ -97,7 +101,15 @@ def copied(module: nn.Module) -> nn.Module:
     for part in copy_.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # a gradient is a flat vector; the numbers are the same
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters = partial(laid_out, part)  # type: ignore[method-assign]
     return copy_ if copy_.training else copy_.train()
+
+
+def laid_out(part: nn.RNNBase) -> None:
+    """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
+    with suppress(RuntimeError):
+        nn.RNNBase.flatten_parameters(part)
 
 
 class FlatModel:
@@ -175,7 +187,8 @@ class FlatModel:
         """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""
 
         def loss(flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-            return self.one(flat, x, y, key)
+            with TwiceDifferentiable(key):
+                return self.batch_loss(self.views(flat), x, y)
 
         # other means of attention and of cuDNN can be differentiated once only
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False):

@@ -16,6 +16,7 @@ from offbeat.errors import ConfigError, shown
 from offbeat.numerics import trial
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.losses import loss_problems
 
@@ -135,7 +136,7 @@ class Task:
     def has_accuracy(self) -> bool:
         """Whether outputs are one score per class and targets are classes."""
         x, y = tensors(self.data)
-        return not y.is_floating_point() and y.dim() == 1 and scores(self.model, x) is not None
+        return not y.is_floating_point() and y.dim() >= 1 and scores(self.model, x, y.dim() + 1) is not None
 
     @property
     def clients(self) -> int:
@@ -178,16 +179,16 @@ def listed(given: Any) -> bool:
     return ordered and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
 
 
-def tensors(data: Any) -> tuple[Tensor, Tensor]:
-    """`(x, y)` tensors from tensors, arrays or a `Dataset`."""
+def tensors(data: Any) -> tuple[Any, Any]:
+    """`(x, y)` tensors from tensors, arrays or a `Dataset`; or windows of a stream of tokens."""
     if isinstance(data, Dataset):
         pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
         return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
-    x, y = data
-    return torch.as_tensor(x), torch.as_tensor(y)
+    x, y = (part if isinstance(part, Windows) else torch.as_tensor(part) for part in data)
+    return x, y
 
 
-def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(values: Any, dtype: torch.dtype) -> Any:
     return values.to(dtype) if values.is_floating_point() else values
 
 
@@ -215,7 +216,7 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
     return found
 
 
-def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str]:
+def data_problems(kind: str, x: Any, y: Any, model: nn.Module) -> list[str]:
     if len(x) != len(y):
         return [f"the {kind} data has {len(x)} inputs and {len(y)} targets; they must be as many"]
     if len(x) == 0:
@@ -231,17 +232,26 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
         shape = tuple(x.shape[1:])
         return [*found, f"the model does not take the {kind} inputs, of shape {shape} and type {x.dtype}: {error}"]
     labels = not y.is_floating_point() and y.dim() == 1
-    if labels and classes is not None and (int(y.min()) < 0 or int(y.max()) >= classes):
+    least, most = ends(y) if labels else (0, 0)
+    if labels and classes is not None and (least < 0 or most >= classes):
         found.append(
-            f"the {kind} labels run from {int(y.min())} to {int(y.max())}; the model has {classes} outputs, "
+            f"the {kind} labels run from {least} to {most}; the model has {classes} outputs, "
             f"so they must be 0..{classes - 1}"
         )
     return found
 
 
+def ends(values: Tensor | Windows) -> tuple[int, int]:
+    """The smallest and the largest of whole numbers."""
+    if isinstance(values, Windows):
+        return values.stream.least, values.stream.most
+    return int(values.min()), int(values.max())
+
+
 @torch.no_grad()
-def scores(model: nn.Module, x: Tensor) -> int | None:
-    """How many scores the model gives a sample; None if its outputs are no rows of several."""
+def scores(model: nn.Module, x: Any, sides: int = 2) -> int | None:
+    """How many scores the model gives a sample, or, with more `sides`, each place of it; None if its outputs are no
+    rows of several."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     kind = parameter.dtype if x.is_floating_point() else x.dtype
@@ -249,7 +259,7 @@ def scores(model: nn.Module, x: Tensor) -> int | None:
         out = model(x[:2].to(parameter.device, kind, copy=True))  # and may change its input
     if not isinstance(out, Tensor):
         return None  # trying the loss says more
-    return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
+    return int(out.shape[-1]) if out.dim() == sides and out.shape[-1] > 1 else None
 
 
 def require(task: Task) -> Task:
