@@ -55,11 +55,14 @@ def server_main(table: dict[str, Any], out: str, port_file: str, log: str, optio
     from offbeat.config import Experiment
     from offbeat.live import serve, transport
     from offbeat.live.checks import Limits
-    from offbeat.live.operations import start_log
+    from offbeat.live.operations import Operations, start_log
 
     start_log(Path(log))
 
+    operations = Operations(options.pop("metrics", None))
+
     def announce(server: Any) -> None:
+        operations.watch(server)
         Path(port_file + ".new").write_text(str(server.port))
         os.replace(port_file + ".new", port_file)
 
@@ -116,7 +119,7 @@ class World:
 
     def join(self, client: int, address: str | None = None, **options: Any) -> Any:
         shown = {"client": client} if self.plain else {"keys": str(self.keys), "name": f"client-{client}"}
-        given = {**shown, "state": self.folder / f"state-{client}", **options}
+        given = {**shown, "state": self.folder / f"state-{client}", "patience": 60.0, **options}
         self.clients[client] = self.begin(f"client-{client}", client_main, address or self.address, given)
         return self.clients[client]
 
@@ -175,3 +178,98 @@ def world(folder: Path, table: dict[str, Any], **options: Any) -> Iterator[World
         yield one
     finally:
         one.close()
+
+
+# ---- clients that behave badly, or only as if ---------------------------------------------------
+def rough_main(address: str, options: dict[str, Any], heard: str, seed: int) -> Any:
+    """A client that repeats and delays what it sends, and writes down which of its jobs were acknowledged."""
+    import asyncio
+    import random
+
+    from offbeat.live.join import Client, joined
+    from offbeat.live.transport import Keys
+    from offbeat.live.wire import Accepted, Began, Done
+
+    rng = random.Random(seed)
+
+    class Rough(Client):
+        def hear(self, record: Any) -> bool:
+            if isinstance(record, Accepted):
+                with open(heard, "a") as file:
+                    file.write(f"{self.client} {record.job}\n")
+            return super().hear(record)
+
+        def send(self, begun: Any, update: bytes) -> None:
+            if rng.random() < 0.2:  # once more, later: perhaps long after it was taken
+                asyncio.get_running_loop().call_later(rng.uniform(0.0, 3.0), super().send, begun, update)
+            super().send(begun, update)
+            if rng.random() < 0.1:
+                super().send(begun, update)
+
+        def say(self, record: Any) -> None:
+            super().say(record)
+            if isinstance(record, Began | Done) and rng.random() < 0.2:
+                asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.5), super().say, record)
+
+    async def main() -> Any:
+        keys = Keys(Path(options["keys"]), options["name"])
+        return await joined(Rough(address, "task", keys, device="cpu", state=options["state"], step_seconds=0.01))
+
+    return asyncio.run(main())
+
+
+async def puppet(address: str, keys: Any, update: bytes, counts: dict[str, int]) -> None:
+    """A client without a model: it answers every order at once with the same update."""
+    from offbeat.live import transport, wire
+
+    async with transport.dial(address, keys) as channel:
+        stream = transport.call(channel)
+        await stream.write(wire.encode(wire.Hello(wire.PROTOCOL, "puppet", -1)))
+        welcome = wire.decode(await stream.read())
+        await stream.write(wire.encode(wire.Ready(welcome.model, 7, "", [], -1, "")))
+        counts["connected"] += 1
+        number, mark, order = 0, wire.digest(update), None
+        while True:
+            frame = await stream.read()
+            if transport.ended(frame):
+                return
+            record = wire.decode(frame)
+            counts["bytes"] += len(frame)
+            if isinstance(record, wire.Order):
+                order = record
+            elif isinstance(record, wire.Over | wire.Refused):
+                return
+            elif isinstance(record, wire.Accepted):
+                counts["accepted"] += 1
+            elif isinstance(record, wire.End) and order is not None:
+                opening = wire.Update(welcome.run, welcome.epoch, number, order.version, order.steps, len(update))
+                for piece in (
+                    wire.Began(number, order.version, order.steps, 0.0), wire.Done(number), opening,
+                    *wire.chunks(memoryview(update)), wire.End(mark),
+                ):  # fmt: skip
+                    await stream.write(wire.encode(piece))
+                number += 1
+
+
+def puppets_main(address: str, folder: str, names: list[str], size: int, progress: str) -> Any:
+    """Many puppets in one process."""
+    import asyncio
+    from collections import Counter
+
+    from offbeat.live.transport import Keys
+
+    counts: Counter[str] = Counter()
+    update = bytes(size)
+
+    async def tell() -> None:
+        while True:
+            Path(progress).write_text(json.dumps(counts))
+            await asyncio.sleep(0.5)
+
+    async def main() -> None:
+        telling = asyncio.create_task(tell())
+        await asyncio.gather(*(puppet(address, Keys(Path(folder), name), update, counts) for name in names))
+        telling.cancel()
+
+    asyncio.run(main())
+    return dict(counts)

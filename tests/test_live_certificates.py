@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography")
-
 from offbeat.errors import ConfigError, OffbeatError, StorageError
 from offbeat.live import certificates
 

@@ -10,8 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("grpc")
-
 from offbeat import keys
 from offbeat.live import wire
 from offbeat.live.packets import Layout

@@ -22,7 +22,7 @@ from offbeat.cli.clusters_command import clusters
 from offbeat.cli.compare_command import compare
 from offbeat.cli.flags import merge as merge
 from offbeat.cli.list_command import list_names
-from offbeat.cli.live_commands import join, keys, serve
+from offbeat.cli.live_commands import fleet, join, keys, serve
 from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
 from offbeat.cli.run_commands import replay, resume, run
@@ -32,6 +32,7 @@ EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Inte
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
     "list": list_names, "check": check, "paper": paper, "bench": bench, "serve": serve, "join": join, "keys": keys,
+    "fleet": fleet,
 }  # fmt: skip
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from offbeat.cli.flags import Device, Json, Overwrite, Sets, Until, experiment_of
-from offbeat.cli.output import show_json, show_outcome, show_table
+from offbeat.cli.output import show_json, show_outcome, show_table, writing
 from offbeat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -200,3 +200,28 @@ def keys(
 def certificate_row(one: Any) -> dict[str, str]:
     state = "revoked" if one.revoked else "expired" if one.expired else "good"
     return {"name": one.name, "until": one.until.isoformat(timespec="seconds"), "state": state}
+
+
+def fleet(
+    action: Annotated[Literal["from-run"], typer.Argument(help="from-run: the fleet behind a live run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of a live run that has ended.")],
+    out: Annotated[Path, typer.Option(help='The fleet\'s file, for fleet = {name = "recorded", file = ...}.')],
+    as_json: Json = False,
+) -> None:
+    """Fit speeds, links and presence of the clients of a live run, to compare other methods on them.
+
+    Example: offbeat fleet from-run runs/live --out fleet.json
+    """
+    require_extra()
+    with writing(out, ".json"):
+        from offbeat.live.fit import write
+
+        found = write(run, out)
+    if as_json:
+        show_json(
+            {name: found[name] for name in ("clients", "error", "observed", "jitter", "drop_out")} | {"out": str(out)}
+        )
+        return
+    for name, error in found["error"].items():
+        print(f"{name}: {found['observed'][name]} observed, the middle one {error:.1%} from its client's median")
+    print(f"jitter {found['jitter']:.3f}, jobs lost {found['drop_out']:.1%}; wrote {out}")

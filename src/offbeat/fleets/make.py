@@ -12,7 +12,7 @@ import numpy as np
 
 from offbeat import registry
 from offbeat.errors import ConfigError, shown
-from offbeat.fleets import phones, synthetic
+from offbeat.fleets import phones, recorded, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
 from offbeat.fleets.steps import StepSpec, step_plan
@@ -51,6 +51,7 @@ MAKERS: dict[str, Callable[..., Fleet]] = {
     "exponential": synthetic.exponential,
     "hlsgd": synthetic.hlsgd,
     "lognormal": synthetic.lognormal,
+    "recorded": recorded.recorded,
     "phones": phones.phones,
     "phones-flash": phones.phones_flash,
     "straggling": synthetic.straggling,

@@ -224,6 +224,10 @@ def read(file: Path) -> x509.Certificate:
         raise StorageError(f"{file} is no certificate: {error}") from None
 
 
+def text(file: Path) -> bytes:
+    return read(file).public_bytes(serialization.Encoding.PEM)
+
+
 def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), None)

@@ -94,6 +94,7 @@ class Client:
         self.stopped = asyncio.Event()
         self.over: str | None = None
         self.refused: str | None = None
+        self.rng = random.Random()  # of its own: draws of jobs are watched
         self.lag = 0.0
         self.heartbeat = self.lease = 5.0
         self.counts = {"jobs": 0, "accepted": 0, "rejected": 0, "connections": 0, "bytes_up": 0, "bytes_down": 0}
@@ -120,7 +121,7 @@ class Client:
                     )
                 log.info("cut off", extra={"facts": {"reason": reason, "again_in": delay}})
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.stopped.wait(), delay * random.uniform(0.5, 1.0))
+                    await asyncio.wait_for(self.stopped.wait(), delay * self.rng.uniform(0.5, 1.0))
                 delay = min(LONGEST, 2 * delay)
         finally:
             working.cancel()
@@ -149,7 +150,8 @@ class Client:
                 done, _ = await asyncio.wait([*tasks, working], return_when=asyncio.FIRST_COMPLETED)
                 if self.stopped.is_set() and self.over is None:
                     self.outlet.say(Leave("stopped"))
-                    await asyncio.wait_for(self.outlet.drain(), 2.0)
+                    self.outlet.end()
+                    await asyncio.wait((tasks[0],), timeout=2.0)
                     await stream.done_writing()
                     await asyncio.sleep(0.1)
                 failures = [task.exception() for task in done if not task.cancelled() and task.exception() is not None]
@@ -168,7 +170,7 @@ class Client:
 
     async def read(self, stream: Any) -> Any:
         frame = await stream.read()
-        if frame is aio.EOF:
+        if transport.ended(frame):
             raise WireError("the server ended the connection")
         self.counts["bytes_down"] += len(frame)
         return decode(frame)
@@ -349,14 +351,16 @@ class Client:
             self.epochs.pop(record.job, None)
             self.changed.set()
         elif record.job in self.unheard:
-            begun, packet = self.unheard[record.job]
-            again = lambda: self.send(begun, packet) if record.job in self.unheard else None  # noqa: E731
-            asyncio.get_running_loop().call_later(random.uniform(1.0, 3.0), again)
+            asyncio.get_running_loop().call_later(self.rng.uniform(1.0, 3.0), self.send_again, record.job)
+
+    def send_again(self, job: int) -> None:
+        if job in self.unheard:
+            self.send(*self.unheard[job])
 
     async def beat(self) -> None:
         for number in range(1 << 62):
             self.pinged = time.monotonic()
-            self.say(Ping(number, self.lag))
+            self.say(Ping(number, self.lag, [job[0] for job in self.held()]))
             await asyncio.sleep(self.heartbeat)
 
     pinged = 0.0
@@ -366,6 +370,9 @@ class Client:
         while not true():
             self.changed.clear()
             await self.changed.wait()
+
+    async def dropped(self, begun: Begun) -> None:
+        await self.until(lambda: self.current is not begun)
 
     async def work(self) -> None:
         """One job after the other, whether the server is there or not."""
@@ -384,7 +391,7 @@ class Client:
             rest = began + self.step_seconds * begun.steps - time.monotonic()
             if rest > 0 and self.current is begun:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.until(lambda b=begun: self.current is not b), rest)
+                    await asyncio.wait_for(self.dropped(begun), rest)
             self.counts["jobs"] += 1
             if self.current is not begun:  # it was dropped in between
                 worker.settle(self.known)

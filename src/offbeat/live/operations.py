@@ -113,7 +113,7 @@ class Operations:
     def watch(self, server: LiveServer) -> None:
         """Called in the server's loop when it listens."""
         self.server = server
-        self.registry.register(Collector(server))  # type: ignore[arg-type]
+        self.registry.register(Collector(server))
         if self.address is not None:
             self.tasks.append(asyncio.ensure_future(self.listen()))
         if self.view:

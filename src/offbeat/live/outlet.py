@@ -13,7 +13,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Outlet:
-    """Say and send from one thread; `run` writes until it is cancelled."""
+    """Say and send from one thread; `run` writes until `end`. A write that is under way is not broken off: gRPC would
+    not write again on that stream."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         self.write = write
@@ -22,6 +23,7 @@ class Outlet:
         self.model: tuple[Any, Buffer, str] | None = None  # the newest one that waits; it overwrites an older one
         self.under_way: Iterator[Any] | None = None
         self.wake = asyncio.Event()
+        self.ending = False
         self.bytes = 0
 
     def say(self, record: Any) -> None:
@@ -60,6 +62,8 @@ class Outlet:
         while True:
             while self.records:
                 await self.put(self.records.popleft())
+            if self.ending:
+                return
             if self.under_way is None:
                 self.under_way = self.pieces()
             if self.under_way is None:
@@ -72,10 +76,10 @@ class Outlet:
             else:
                 await self.put(encode(piece))
 
-    async def drain(self) -> None:
+    def end(self) -> None:
         """Write the records that wait, and no more."""
-        while self.records:
-            await self.put(self.records.popleft())
+        self.ending = True
+        self.wake.set()
 
 
 class Arriving:

@@ -51,7 +51,12 @@ def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> O
     store.checkpoint({name: t.detach().cpu().contiguous().clone() for name, t in run.server.save().items()}, facts)
     result = loop.result(built, run.ended or "") | {
         "refused": dict(run.guard.refused),
-        "live": {"epochs": run.epoch, "bytes": server.health()["bytes"], "memory_lost": server.counts["memory_lost"]},
+        "live": {
+            "epochs": run.epoch,
+            "bytes": server.health()["bytes"],
+            "memory_lost": server.counts["memory_lost"],
+            "waiting": [list(job) for job in run.arrivals],
+        },
     }
     model, counts = engine.model(), loop.account.participation
     store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(loop.account.clients)])
@@ -83,6 +88,7 @@ def live_facts(server: LiveServer, journal: Journal) -> dict[str, Any]:
     return {
         "sizes": {"down": server.run.down.size, "up": server.run.up.size}, "bytes": health["bytes"],
         "refused": health["refused"], "turned_away": health["turned_away"], "epochs": server.run.epoch,
+        "fleet": server.clients,
         "clients": {str(client): facts for client, facts in sorted(server.known.items())}, "waits": waits,
     }  # fmt: skip
 

@@ -70,8 +70,10 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.stored import config_digest
 
 log = logging.getLogger("offbeat.serve")
-FIRST_WORD = 10.0  # seconds that a client has for its first word
+FIRST_WORD = 10.0  # seconds that a client has for its first word ...
+LAST_WORD = 2.0  # ... and to hear the last one
 TICK = 0.1  # seconds between two looks at leases and limits
+FOREIGN = "it belongs to another run"
 FAREWELL = 5.0  # seconds that clients have to hear of the end
 
 
@@ -115,6 +117,7 @@ class Session:
         self.heard = time.monotonic()
         self.arriving: Arriving | None = None
         self.skipping: Rejected | None = None  # an update that is refused already, while its bytes still come
+        self.missing: set[int] = set()  # open jobs that the last heartbeat did not name
         self.closed = asyncio.Event()
 
 
@@ -326,8 +329,8 @@ class LiveServer:
             session = self.sessions[client] = Session(client, peer, outlet)
             outlet.say(self.welcome(client))
             await self.converse(session, context)
-        except (WireError, asyncio.TimeoutError) as error:
-            self.malformed(session, peer, str(error) or "nothing was said")
+        except (WireError, asyncio.TimeoutError) as error:  # before there was a session
+            self.malformed(None, peer, str(error) or "nothing was said")
             with contextlib.suppress(Exception):
                 await context.write(encode(Refused(f"malformed: {error}"[:500], False)))
         finally:
@@ -337,19 +340,24 @@ class LiveServer:
 
     async def converse(self, session: Session, context: Any) -> None:
         """Listen and write until one of both ends, or the server wants it."""
-        parts = (self.listen(session, context), session.outlet.run(), session.closed.wait())
-        tasks = [asyncio.create_task(part) for part in parts]
+        listening, writing, closed = (
+            asyncio.create_task(part)
+            for part in (self.listen(session, context), session.outlet.run(), session.closed.wait())
+        )
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((listening, writing, closed), return_when=asyncio.FIRST_COMPLETED)
+            error = failure(listening)
+            if isinstance(error, WireError):
+                self.malformed(session, session.peer, str(error))
+                session.outlet.say(Refused(f"malformed: {error}"[:500], False))
+            session.outlet.end()
+            await asyncio.wait((writing,), timeout=LAST_WORD)
         finally:
-            for task in tasks:
+            for task in (listening, writing, closed):
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        if session.closed.is_set():
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(session.outlet.drain(), 2.0)
-        elif isinstance(ends[0], Exception):
-            raise ends[0]
+            await asyncio.gather(listening, writing, closed, return_exceptions=True)
+        if error is not None and not isinstance(error, WireError):
+            raise error
 
     async def listen(self, session: Session, context: Any) -> None:
         while (record := await self.read(context)) is not None:
@@ -358,7 +366,7 @@ class LiveServer:
 
     async def read(self, context: Any) -> Any:
         frame = await context.read()
-        if frame is transport.aio.EOF:
+        if transport.ended(frame):
             return None
         self.counts["bytes_up"] += len(frame)
         return decode(frame)
@@ -436,6 +444,7 @@ class LiveServer:
     async def hear(self, session: Session, record: Any) -> None:
         if isinstance(record, Ping):
             session.outlet.say(Pong(record.number))
+            self.miss(session, record)
             facts = self.known.get(session.client, {})
             if record.seconds > 0 and record.seconds < facts.get("seconds", 1e9):
                 self.keep_facts(session.client, seconds=record.seconds)
@@ -470,6 +479,21 @@ class LiveServer:
                 self.submit(self.run.leave(session.client))
         else:
             raise WireError(f"a client does not say {type(record).__name__}")
+
+    def miss(self, session: Session, ping: Ping) -> None:
+        """Jobs that a client no longer has in hand, two heartbeats in a row: they are given back."""
+        client, run = session.client, self.run
+        missing = {job for job in run.open.get(client, {}) if job not in ping.held} if session.ready else set()
+        lost, session.missing = missing & session.missing, missing
+        if not lost:
+            return
+        log.warning("jobs lost", extra={"facts": {"client": client, "jobs": sorted(lost)}})
+        for job in sorted(lost):
+            run.tell(Overwritten(client, job))
+        if not run.open.get(client) and client not in run.pending:
+            self.counts["given_back"] += 1
+            self.submit([*run.leave(client), *run.tell(Joined(client))])
+            self.offer(session)
 
     def enter(self, session: Session, ready: Ready) -> None:
         """A client can run the experiment: it is there, with what it has in hand."""
@@ -590,7 +614,7 @@ class LiveServer:
         run, client, job = self.run, session.client, record.job
         event = Arrived(client, job, record.version, record.steps)
         if record.run != self.run_id or record.epoch > run.epoch:
-            return self.rejected(session, job, "foreign", "it belongs to another run")
+            return self.rejected(session, job, "foreign", FOREIGN)
         reason = run.guard.problem(event)
         if reason is not None:
             run.guard.refuse(reason)
@@ -644,7 +668,7 @@ class LiveServer:
             self.submit([], (session, Accepted(refusal.job)))
             return
         session.outlet.say(refusal)
-        if not refusal.again and refusal.job in run.open.get(client, {}):
+        if not refusal.again and refusal.reason != FOREIGN and refusal.job in run.open.get(client, {}):
             run.tell(Overwritten(client, refusal.job))
             if session.ready:
                 self.submit([*run.leave(client), *run.tell(Joined(client))])
@@ -704,6 +728,11 @@ class LiveServer:
                       "down": self.counts["bytes_down"] + sum(s.outlet.bytes for s in self.sessions.values())},
             "metrics": run.loop.metrics[-1] if run.loop.metrics else None,
         }  # fmt: skip
+
+
+def failure(task: asyncio.Task[Any]) -> BaseException | None:
+    """The error that a task ended with, if any."""
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 # ---- from a config to a finished run directory --------------------------------------------------

@@ -6,7 +6,7 @@ The methods move bytes; what they mean stands in `wire.py`. Who the other side i
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -45,7 +45,7 @@ class Keys:
 
     @property
     def chain(self) -> bytes:
-        return certificates.read(self.folder / f"{self.name}.pem").public_bytes(certificates.serialization.Encoding.PEM)
+        return certificates.text(self.folder / f"{self.name}.pem")
 
     @property
     def secret(self) -> bytes:
@@ -53,7 +53,7 @@ class Keys:
 
     @property
     def ca(self) -> bytes:
-        return certificates.read(self.folder / "ca.pem").public_bytes(certificates.serialization.Encoding.PEM)
+        return certificates.text(self.folder / "ca.pem")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def require_address(address: str, keys: Keys | None) -> None:
         )
 
 
-async def listen(address: str, keys: Keys | None, methods: dict[str, Stream], streams: int) -> tuple[aio.Server, int]:
+async def listen(
+    address: str, keys: Keys | None, methods: Mapping[str, Stream], streams: int
+) -> tuple[aio.Server, int]:
     """A server that takes streams of frames; and the port that it got."""
     require_address(address, keys)
     server = aio.server(options=SERVER, maximum_concurrent_rpcs=streams)
@@ -134,10 +136,6 @@ def peer_of(context: Any) -> Peer:
     return Peer(name, serial, until, address)
 
 
-async def frames(stream: Any) -> AsyncIterator[bytes]:
-    """What comes in until the other side ends."""
-    while True:
-        frame = await stream.read()
-        if frame is aio.EOF:
-            return
-        yield frame
+def ended(frame: Any) -> bool:
+    """Whether the other side has said its last word."""
+    return frame is aio.EOF

@@ -90,10 +90,11 @@ class Over(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """A heartbeat; `seconds` is how long the last one took to be answered."""
+    """A heartbeat: how many seconds the last one took to be answered, and the jobs that the client has in hand."""
 
     number: int
     seconds: float
+    held: list[int]
 
 
 class Pong(NamedTuple):
@@ -315,7 +316,7 @@ def fits(hint: Any, value: Any) -> bool:
 
 
 # ---- buffers in pieces --------------------------------------------------------------------------
-def digest(buffer: bytes | memoryview) -> str:
+def digest(buffer: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(buffer).hexdigest()
 
 
