@@ -210,7 +210,7 @@ def simulated(quick: bool) -> Rows:
                 plans = [Plan(go, [job[:2] for job in jobs], weights)]
                 began = time.perf_counter()
                 solver.submit({go: state}, jobs, plans)
-                results = []
+                results: list[Any] = []
                 while len(results) < size:
                     answer = solver.collect()
                     assert answer is not None

@@ -119,7 +119,8 @@ class RayCrew:
         from offbeat.engines.ray_worker import RayWorker, parcel
 
         gpu = devices("cuda") and spec.problem.samples.x.device.type == "cuda"
-        return RayWorker, parcel(spec, self.put), {"num_cpus": 1} | ({"num_gpus": 1} if gpu else {})
+        room = {"num_cpus": 1.0} | ({"num_gpus": 1.0} if gpu else {})
+        return RayWorker, parcel(spec, self.put), room
 
     # ---- people ---------------------------------------------------------------------------------
     def hire(self) -> None:
