@@ -22,6 +22,7 @@ import torch
 from offbeat import __version__
 from offbeat.assemble import build_method
 from offbeat.bench import NAMES, RAY, work
+from offbeat.bench.models import FAMILIES, measure
 from offbeat.choices import Precision
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine, pick_device
@@ -313,6 +314,15 @@ def elsewhere(command: str) -> dict[str, Any]:
         ) from error  # fmt: skip
 
 
+# ---- families of models -------------------------------------------------------------------------
+def models(settings: Settings) -> Rows:
+    """Client-steps per second of waves and of the plain loop, for every family; and the time to the first wave."""
+    device = settings.on
+    sizes = (50,) if device.type == "cuda" else (5,) if settings.quick else (1, 5, 20)
+    chosen = [family for family in FAMILIES if not settings.quick or family.parameters < 10**6]
+    return [measure(family, size, device, settings.precision, settings.quick) for family in chosen for size in sizes]
+
+
 ITEMS: dict[str, Callable[[Settings], Rows]] = dict(
-    zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol), strict=True)
+    zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol, models), strict=True)
 )
