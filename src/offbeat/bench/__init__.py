@@ -4,12 +4,4 @@ from __future__ import annotations
 
 # Here for the help, without PyTorch.
 NAMES = ("waves", "unequal", "asynchronous", "schedule", "attainable", "protocol", "models")
-    "waves",
-    "unequal",
-    "asynchronous",
-    "schedule",
-    "attainable",
-    "protocol",
-    "models",
-)  # here for the help: no PyTorch
 RAY = ("ray-actors", "ray-messages", "ray-bytes", "ray-cluster", "ray-sweep")  # only by name, or all of them by `ray`

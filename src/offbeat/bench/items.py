@@ -22,7 +22,7 @@ import torch
 from offbeat import __version__
 from offbeat.assemble import build_method
 from offbeat.bench import NAMES, RAY, work
-from offbeat.bench.models import FAMILIES, measure
+from offbeat.bench.families import FAMILIES, measure
 from offbeat.choices import Precision
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine, pick_device

@@ -1,4 +1,4 @@
-"""`offbeat bench models`: families of models in waves, against the plain loop, in one run."""
+"""`offbeat.bench.families`: families of models in waves, against the plain loop, in one run."""
 
 from __future__ import annotations
 
