@@ -319,7 +319,7 @@ def models(settings: Settings) -> Rows:
     """Client-steps per second of waves and of the plain loop, for every family; and the time to the first wave."""
     device = settings.on
     sizes = (50,) if device.type == "cuda" else (5,) if settings.quick else (1, 5, 20)
-    chosen = [family for family in FAMILIES if not settings.quick or family.parameters < 10**6]
+    chosen = [family for family in FAMILIES if not settings.quick or device.type == "cuda" or family.parameters < 10**6]
     return [measure(family, size, device, settings.precision, settings.quick) for family in chosen for size in sizes]
 
 
