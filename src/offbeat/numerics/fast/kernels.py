@@ -174,7 +174,7 @@ def precision() -> str:
 
 
 class Convolve(torch.autograd.Function):
-    """`x [n, b, c, h, w]` (any strides) with `w [n, f, c, kh, kw]` and `bias [n, f]` to `[n, b, f, oh, ow]`."""
+    """`x [n, b, c, h, w]` (any strides) with `w [n, f, c, kh, kw]` and `bias [n, f]` to `[n, b, oh, ow, f]`."""
 
     @staticmethod
     def forward(
@@ -194,11 +194,12 @@ class Convolve(torch.autograd.Function):
             x, taps, taps if bias is None else bias, out, *x.stride(), 0 if bias is None else bias.stride(0),
             **shape.constants(), BIAS=bias is not None, PRECISION=precision(), **tiles, num_warps=4, num_stages=2,
         )  # fmt: skip
-        return out.permute(0, 1, 4, 2, 3)
+        return out  # whole: a view made here could not be changed in place afterwards
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         x, taps, w, bias = ctx.saved_tensors
+        g = g.permute(0, 1, 4, 2, 3)
         gx = gw = gb = None
         if ctx.needs_input_grad[1]:
             gw, gb = (None if ctx.places is None else ctx.places.take(t) for t in (w, bias))
