@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.kernels import images
 from offbeat.numerics.fast.places import Places, into
 
 PIXELS, CHANNELS = 32, 32  # of a program
@@ -90,7 +91,7 @@ def filters(x, g, out, shifts, xb, xc, xh, xw, gb, gc, gh, gw, H, W, OH, OW, par
 
 
 class Depthwise(torch.autograd.Function):
-    """`x [n, b, c, h, w]`, `weight [n, c, 1, kh, kw]` and `bias [n, c]` to `[n, b, oh, ow, c]`."""
+    """`x [n, b, c, h, w]`, `weight [n, c, 1, kh, kw]` and `bias [n, c]` to `[n, b, c, oh, ow]`."""
 
     @staticmethod
     def forward(
@@ -102,7 +103,7 @@ class Depthwise(torch.autograd.Function):
         x = x if x.stride(0) == b * x.stride(1) else x.contiguous()
         taps = weight if weight[0].is_contiguous() else weight.contiguous()
         shift = taps if bias is None else bias if bias.stride(1) == 1 else bias.contiguous()
-        out = x.new_empty(n, b, *sides, c)
+        out = images(x, n, b, c, *sides)
         ctx.form = {"C": c, "KH": kernel[0], "KW": kernel[1], "SH": step[0], "SW": step[1], "PH": padding[0],
                     "PW": padding[1], "PIXELS": PIXELS,
                     "CHANNELS": min(CHANNELS, triton.next_power_of_2(c))}  # fmt: skip
@@ -118,15 +119,13 @@ class Depthwise(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         x, taps, weight, bias = ctx.saved_tensors
         n, b, c, high, wide = x.shape
-        g = g.permute(0, 1, 4, 2, 3)
         g = g if g.stride(0) == b * g.stride(1) else g.contiguous()
         blocks = triton.cdiv(c, ctx.form["CHANNELS"])
         gx = None
         if ctx.needs_input_grad[0]:
-            gx = x.new_empty(n * b, high, wide, c)
+            gx = images(x, n, b, c, high, wide)
             grid = (n * b, triton.cdiv(high * wide, PIXELS), blocks)
             gather[grid](g, taps, gx, b, *g.stride()[1:], *ctx.sides, taps.stride(0), **ctx.form)
-            gx = gx.reshape(n, b, high, wide, c).permute(0, 1, 4, 2, 3)
         parts = triton.cdiv(ctx.sides[2] * ctx.sides[3], SLICES)
         shares = x.new_empty(n, b * parts, *weight.shape[1:])
         shifts = shares if bias is None else x.new_empty(n, b * parts, c)
