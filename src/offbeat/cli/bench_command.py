@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offbeat.bench import NAMES
+from offbeat.bench import NAMES, RAY
 from offbeat.cli.flags import Json
 from offbeat.cli.output import terminal
 from offbeat.errors import ConfigError
 from offbeat.options import option_problems
 
+HELP = f"Only these items: {', '.join(NAMES)}. With the extra ray, by name alone: ray (all of {', '.join(RAY)})."
+
 
 def bench(
-    item: Annotated[list[str] | None, typer.Argument(help=f"Only these items: {', '.join(NAMES)}.")] = None,
+    item: Annotated[list[str] | None, typer.Argument(help=HELP)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, or tf32 or bf16 on CUDA.")] = "float32",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: a look, not a figure.")] = False,
@@ -46,15 +48,19 @@ def bench(
         if out.is_dir():
             raise ConfigError([f"--out {out} is a directory; name a JSON file"])
         out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(results: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(results, indent=1) + "\n")
+
     with Console(stderr=True).status("bench") as status:
-        results = bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"))
-    if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        results = bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"), keep)
+    keep(results)
     if as_json:
         print(json.dumps(results))
         return
     where = f"{results['facts']['device']}, {precision}, torch {results['facts']['torch']}"
-    for name in NAMES:
+    for name in (*NAMES, *RAY):
         if name in results:
             report.show_records(f"{name}: {where}", results[name], terminal())
     if out is not None:

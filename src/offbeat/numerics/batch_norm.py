@@ -48,11 +48,13 @@ def refused(module: nn.Module, rule: str | None) -> list[str]:
 
 
 def tracking(module: nn.Module) -> list[tuple[str, Any]]:
-    """The parts with running statistics that move in training; those in eval mode are constants."""
+    """The parts with running statistics that move in training and are under no rule yet; those in eval mode are
+    constants."""
     return [
         (name, part)
         for name, part in module.named_modules()
-        if isinstance(part, Kind) and part.track_running_stats and (part.training or not module.training)
+        if isinstance(part, Kind) and part.track_running_stats and not isinstance(part, Running)
+        if part.training or not module.training
     ]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +54,8 @@ def sgd(client_lr: Rate, options: Mapping[str, Any] | None = None, proximal: flo
     def finish(server: State, path: Path, job: Job) -> Update:
         return {"delta": server["model"] - path.y, **closed(kept, path.slots, path.earlier, path.y, job)}
 
-    return Local(begin, step, finish, {"lr": client_rate(client_lr)}, remembers=memory(optimiser, kept))
+    taken = step if options or proximal else Descent()
+    return Local(begin, taken, finish, {"lr": client_rate(client_lr)}, remembers=memory(optimiser, kept))
 
 
 def clipped(g: Tensor, clip: float | None) -> Tensor:
@@ -133,6 +134,22 @@ def descend(y: Tensor, lr: Tensor, g: Tensor, correction: Tensor | None = None) 
     return moved
 
 
+@dataclass(frozen=True)
+class Descent:
+    """The step `y <- y - lr (g + c)` on the first field of a carry, all else left alone; `correction` gives c.
+
+    A rule that takes its steps by it lets the engine move the model while the gradient is made.
+    """
+
+    correction: Callable[[Any], Tensor | None] = lambda carry: None
+
+    def __call__(self, carry: Any, g: Tensor, job: Job) -> Any:
+        return self.moved(carry, descend(carry[0], job.lr, g, self.correction(carry)))
+
+    def moved(self, carry: Any, y: Tensor) -> Any:
+        return carry._replace(**{carry._fields[0]: y})
+
+
 class Corrected(NamedTuple):
     """A client whose every gradient is corrected by the same vector."""
 
@@ -140,9 +157,7 @@ class Corrected(NamedTuple):
     c: Tensor
 
 
-def corrected_step(path: Corrected, g: Tensor, job: Job) -> Corrected:
-    """`y <- y - lr (g + c)`."""
-    return path._replace(y=descend(path.y, job.lr, g, path.c))
+corrected_step = Descent(lambda path: path.c)
 
 
 def gradient() -> Local:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ from offbeat import keys
 from offbeat.errors import ConfigError
 from offbeat.numerics import batch_norm
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
 from offbeat.numerics.fast.recurrent import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
@@ -184,13 +185,43 @@ class FlatModel:
         gradient = torch.empty_like(flat)
         if flat.shape[1] > self.dimension:
             gradient[:, self.dimension :].zero_()
+        return self.slopes(flat, gradient, x, y, key, False)[0], gradient
+
+    def slopes(
+        self, flat: Tensor, gradient: Tensor, x: Tensor, y: Tensor, key: Tensor | None, steps: bool
+    ) -> tuple[Tensor, Places]:
+        """The losses `[n]`, and gradients in their places, or, with `steps`, those of large matrices as factors."""
         with torch.enable_grad():
             views = {name: view.detach().requires_grad_() for name, view in self.views(flat).items()}
-            places = Places(list(views.values()), list(self.views(gradient).values()))
+            places = Places(list(views.values()), list(self.views(gradient).values()), steps)
             losses = self.losses(views, x, y, key, places)
             found = torch.autograd.grad(losses, places.parameters, torch.ones_like(losses), allow_unused=True)
         places.fill(found)
-        return losses.detach(), gradient
+        return losses.detach(), places
+
+    def descend(
+        self, flat: Tensor, lr: Tensor, correction: Tensor | None, x: Tensor, y: Tensor, key: Tensor | None
+    ) -> Tensor:
+        """Move `flat [n, d]` in its place by -lr (gradient + correction); gives the losses. The gradient of a large
+        matrix is never written: its product goes straight into the model."""
+        gradient = torch.empty_like(flat)
+        losses, places = self.slopes(flat, gradient, x, y, key, True)
+        ends = list(accumulate(self.sizes))
+        made = [id(p) not in places.factors for p in places.parameters]
+        for is_made, stretch in groupby(range(len(ends)), key=made.__getitem__):
+            among = list(stretch)
+            own = slice(ends[among[0]] - self.sizes[among[0]], ends[among[-1]])
+            shift = None if correction is None else correction[:, own]
+            if is_made:
+                move(flat[:, own], lr, gradient[:, own], shift)
+                continue
+            if shift is not None:
+                move(flat[:, own], lr, shift)
+            for i in among:
+                g, inputs = places.factors[id(places.parameters[i])]
+                matrix = flat[:, ends[i] - self.sizes[i] : ends[i]].view(len(flat), *self.shapes[i])
+                matrix.baddbmm_((g * -lr[:, None, None]).mT, inputs)
+        return losses
 
     def hessian_product(self, flat: Tensor, v: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""

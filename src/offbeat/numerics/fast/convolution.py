@@ -77,7 +77,7 @@ def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, 
     from offbeat.numerics.fast import kernels
 
     out: Tensor = kernels.Convolve.apply(x, w, bias, step, padding, places)  # type: ignore[no-untyped-call]
-    return out
+    return out.permute(0, 1, 4, 2, 3)
 
 
 METHODS: dict[str, Method] = {"each": each, "fused": fused, "product": product}

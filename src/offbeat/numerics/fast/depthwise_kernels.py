@@ -90,7 +90,7 @@ def filters(x, g, out, shifts, xb, xc, xh, xw, gb, gc, gh, gw, H, W, OH, OW, par
 
 
 class Depthwise(torch.autograd.Function):
-    """`x [n, b, c, h, w]`, `weight [n, c, 1, kh, kw]` and `bias [n, c]` to `[n, b, c, oh, ow]`."""
+    """`x [n, b, c, h, w]`, `weight [n, c, 1, kh, kw]` and `bias [n, c]` to `[n, b, oh, ow, c]`."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ class Depthwise(torch.autograd.Function):
         x = x if x.stride(0) == b * x.stride(1) else x.contiguous()
         taps = weight if weight[0].is_contiguous() else weight.contiguous()
         shift = taps if bias is None else bias if bias.stride(1) == 1 else bias.contiguous()
-        out = x.new_empty(n * b, *sides, c)
+        out = x.new_empty(n, b, *sides, c)
         ctx.form = {"C": c, "KH": kernel[0], "KW": kernel[1], "SH": step[0], "SW": step[1], "PH": padding[0],
                     "PW": padding[1], "PIXELS": PIXELS,
                     "CHANNELS": min(CHANNELS, triton.next_power_of_2(c))}  # fmt: skip
@@ -112,12 +112,13 @@ class Depthwise(torch.autograd.Function):
                      BIAS=bias is not None, **ctx.form)  # fmt: skip
         ctx.save_for_backward(x, taps, weight, bias)
         ctx.places = places
-        return out.reshape(n, b, *sides, c).permute(0, 1, 4, 2, 3)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         x, taps, weight, bias = ctx.saved_tensors
         n, b, c, high, wide = x.shape
+        g = g.permute(0, 1, 4, 2, 3)
         g = g if g.stride(0) == b * g.stride(1) else g.contiguous()
         blocks = triton.cdiv(c, ctx.form["CHANNELS"])
         gx = None

@@ -86,7 +86,8 @@ class Depthwise(ForOne):
         n = info.batch_size
         x, w = first(x, dims[0], n), first(w, dims[1], n)
         shift = None if bias is None else first(bias, dims[2], n)
-        return depthwise_kernels.Depthwise.apply(x, w, shift, step, padding, places), 0  # type: ignore[no-untyped-call]
+        out = depthwise_kernels.Depthwise.apply(x, w, shift, step, padding, places)  # type: ignore[no-untyped-call]
+        return out.permute(0, 1, 4, 2, 3), 0
 
 
 CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
