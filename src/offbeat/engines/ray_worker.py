@@ -18,6 +18,7 @@ from offbeat.engines.tile_worker import Spec, TileWorker, array
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.wave import Problem
+from offbeat.numerics.windows import Stream, Windows
 
 LARGE = ("x", "y", "order")  # arrays that are placed once for each node
 
@@ -36,10 +37,10 @@ class Parcel(NamedTuple):
 def parcel(spec: Spec, put: Callable[[Any], Any]) -> Parcel:
     problem = spec.problem
     model, samples = problem.model, problem.samples.to("cpu")
-    arrays = {name: [put(array(getattr(samples, name)))] for name in LARGE}
+    arrays = {name: [put(laid(getattr(samples, name)))] for name in LARGE}
     nothing: dict[str, Any] = dict.fromkeys(LARGE, torch.zeros(0))
     empty = replace(samples, **nothing)
-    given = (copy.deepcopy(model.module).cpu(), model.loss, model.dtype, model.rounded)
+    given = (copy.deepcopy(model.module).cpu(), model.loss, model.dtype, model.rounded, model.forms, model.rule)
     return Parcel(spec._replace(problem=None), given, problem.local, problem.seed, empty, arrays)  # type: ignore[arg-type]
 
 
@@ -76,8 +77,19 @@ class RayWorker(TileWorker):
         return found
 
 
-def shared(values: Any) -> torch.Tensor:
+def laid(values: Any) -> Any:
+    """A tensor as an array; of windows their stream and where they begin."""
+    if isinstance(values, Windows):
+        tokens = values.stream.on(values.device)
+        return array(tokens), array(values.start), values.length, values.offset
+    return array(values)
+
+
+def shared(values: Any) -> torch.Tensor | Windows:
     """An array of the object store, as it lies there: it is only read."""
+    if isinstance(values, tuple):
+        tokens, start, length, offset = values
+        return Windows(Stream(shared(tokens)), torch.from_numpy(start.copy()), length, offset)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(values)

@@ -29,7 +29,9 @@ from offbeat.errors import OffbeatError
 from offbeat.live.journal import FACT, FORGET, PAYLOAD, Journal, write_payload
 from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
 from offbeat.method import State, Update
+from offbeat.numerics.batch_norm import tracking
 from offbeat.numerics.evaluation import Evaluation
+from offbeat.numerics.windows import Windows
 from offbeat.records import (
     Arrived,
     Begun,
@@ -447,5 +449,9 @@ def require_live(built: Built) -> None:
             f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "
             "name it: a table with a name, or module:function"
         )
+    if tracking(built.task.model):
+        found.append("the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm")
+    if not all(isinstance(side, Tensor | Windows) for side in built.task.training):
+        found.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")
     if found:
         raise OffbeatError("; ".join(f"this experiment cannot run live: {problem}" for problem in found))

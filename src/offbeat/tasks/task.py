@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from offbeat.errors import ConfigError, shown
 from offbeat.numerics import trial
+from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
@@ -35,7 +36,7 @@ class Task:
 
     The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size` may
     be a number for each client; None means the whole shard, exactly. Outputs with one score per class and integer
-    targets give an accuracy.
+    targets give an accuracy. `batch_norm` says what becomes of running statistics (`offbeat.numerics.batch_norm`).
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class Task:
     sampling: Sampling = "replacement"
     name: str = "custom"
     collate: Collate | None = None
+    batch_norm: BatchNorm | None = None
 
     def __post_init__(self) -> None:
         given: Any = self.shards
@@ -71,7 +73,7 @@ class Task:
         found = self.kind_problems()
         if found:
             return found
-        found = self.materialised() or refusals(self.model)
+        found = self.materialised() or refusals(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
             found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
         if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
@@ -100,7 +102,7 @@ class Task:
                 continue
             before, rows = len(found), len(parts[0][1])
             found += shard_problems(self.shards, rows) if kind == "training" else []
-            found += data_problems(kind, x, y, self.model) if trainable else []
+            found += data_problems(kind, x, y, self.looked_at) if trainable else []
             if trainable and len(found) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
@@ -168,7 +170,7 @@ class Task:
         """Whether outputs are one score per class and targets are classes."""
         x, y = self.training
         labels = isinstance(y, Tensor | Windows) and not y.is_floating_point()
-        return labels and scores(self.model, x, y.dim() + 1) is not None
+        return labels and scores(self.looked_at, x, y.dim() + 1) is not None
 
     @property
     def clients(self) -> int:
@@ -209,7 +211,19 @@ class Task:
         return x, y
 
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training))
+        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+
+    @cached_property
+    def looked_at(self) -> nn.Module:
+        """The model to call before a run, which leaves no statistics in the caller's own."""
+        return copied(self.model, self.batch_norm) if tracking(self.model) else self.model
+
+    @property
+    def numbers(self) -> int:
+        """In a vector: what is trained, and running statistics that travel with it."""
+        averaged = tracking(self.model) if self.batch_norm == "averaged" else []
+        statistics: int = sum(2 * part.num_features for _, part in averaged)
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad) + statistics
 
 
 def listed(given: Any) -> bool:
