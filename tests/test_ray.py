@@ -21,7 +21,6 @@ import pytest
 
 from experiments import METHODS, digest, drawn
 from offbeat import Experiment, assemble, resume, run
-from offbeat.engines import ray_crew
 from offbeat.engines.ray_crew import RayCrew
 from offbeat.errors import OffbeatError
 
@@ -147,7 +146,7 @@ def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(
     outcome = run(replace(experiment, engine="ray", workers=3))
     assert digest(outcome.model) == want
     monkeypatch.undo()
-    monkeypatch.setattr(ray_crew, "GRACE", 0.0)
+    monkeypatch.setattr(RayCrew, "grace", 0.0)
 
     def added(crew: RayCrew, worker: int) -> None:
         all_nodes(cluster, 3)

@@ -6,6 +6,7 @@ added. For one that is lost another is asked for. The data is placed once, and s
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -22,8 +23,6 @@ from offbeat.engines.tile_worker import Spec, array
 from offbeat.errors import OffbeatError
 
 START = 120.0  # seconds until the first worker must be there
-GRACE = 20.0  # seconds that the others have to come, before work begins without them
-STORE = 0.75  # of the object store that data may take
 
 
 def ray_problems() -> list[str]:
@@ -58,6 +57,7 @@ def connect(address: str | None, cores: int) -> bool:
 
         if ray.is_initialized():
             return False
+        logging.getLogger("ray").setLevel(logging.ERROR)
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
         try:
             if address is None:
@@ -85,6 +85,7 @@ class RayCrew:
     """Actors by number."""
 
     name = "ray"
+    grace = 20.0  # seconds that the others have to come after the first, before work begins without them
 
     def __init__(self, spec: Spec, workers: int | None, address: str | None) -> None:
         from offbeat.engines.settings import cores
@@ -119,7 +120,8 @@ class RayCrew:
         from offbeat.engines.ray_worker import RayWorker, parcel
 
         gpu = devices("cuda") and spec.problem.samples.x.device.type == "cuda"
-        return RayWorker, parcel(spec, self.put), {"num_cpus": 1} | ({"num_gpus": 1} if gpu else {})
+        room = {"num_cpus": 1.0} | ({"num_gpus": 1.0} if gpu else {})
+        return RayWorker, parcel(spec, self.put), room
 
     # ---- people ---------------------------------------------------------------------------------
     def hire(self) -> None:
@@ -130,7 +132,7 @@ class RayCrew:
     def gather(self) -> None:
         """Wait for the first worker, and a little for the others."""
         began = time.monotonic()
-        while self.coming and (not self.live or time.monotonic() - began < GRACE):
+        while self.coming and (not self.live or time.monotonic() - began < self.grace):
             ready, _ = self.ray.wait(list(self.coming), timeout=0.5)
             for ref in ready:
                 self.welcome(ref)
