@@ -19,9 +19,9 @@ from offbeat.papers.ledger import Ledger
 from offbeat.papers.recipe import Settings
 from offbeat.papers.runner import resume as fill
 
-PLAIN = Experiment(method={"name": "fedbuff", "local_steps": 2}, task={"name": "digits", "clients": 8}, device="cpu",
+PLAIN = Experiment(method={"name": "fedbuff", "local_steps": 2, "buffer_size": 3}, task={"name": "digits", "clients": 8}, device="cpu",
                    until={"commits": 6})  # fmt: skip
-PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2})}
+PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2, "n": 4})}
 
 
 class Stopped(BaseException):
@@ -51,7 +51,7 @@ def test_a_comparison_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: py
 
 def test_a_comparison_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
     compare({"fedbuff": PLAIN}, (0,), tmp_path)
-    other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3})
+    other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3, "buffer_size": 3})
     with pytest.raises(OffbeatError, match="holds a run with another config; give --overwrite"):
         compare({"fedbuff": other}, (0,), tmp_path, resumed=True)
 
@@ -62,8 +62,10 @@ def started() -> Any:
     from offbeat.engines.ray_crew import connect, quietly
 
     connect(None, 2)
-    yield
     import ray
+
+    assert ray.util.get_node_ip_address().startswith("127.")  # nobody else's network
+    yield
 
     with quietly():
         ray.shutdown()
@@ -71,7 +73,7 @@ def started() -> Any:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_any_number_of_workers_gives_the_same_comparison(started: None, tmp_path: Path) -> None:
+def test_one_worker_and_two_give_the_same_comparison(started: None, tmp_path: Path) -> None:
     one = compare(PAIR, (0, 1), tmp_path / "one", workers=1)
     two = compare(PAIR, (0, 1), tmp_path / "two", workers=2)
     for label, outcomes in one.outcomes.items():

@@ -7,7 +7,10 @@ added. For one that is lost another is asked for. The data is placed once, and s
 from __future__ import annotations
 
 import logging
+import os
+import re
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -52,6 +55,8 @@ def quietly() -> Iterator[None]:
 
 def connect(address: str | None, cores: int) -> bool:
     """Be connected to the cluster at an address, or to one that is started here; whether it was not so before."""
+    if address is None:  # else Ray would put the network card's address for the loopback address
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     with quietly():
         import ray
 
@@ -60,6 +65,7 @@ def connect(address: str | None, cores: int) -> bool:
         logging.getLogger("ray").setLevel(logging.ERROR)
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
         try:
+            answers(address)
             if address is None:
                 ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
             else:
@@ -72,6 +78,14 @@ def connect(address: str | None, cores: int) -> bool:
                 "address, or leave address out for one that is started here"
             ) from None
     return True
+
+
+def answers(address: str | None) -> None:
+    """An error where nobody listens: Ray itself would end the process."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass
 
 
 def devices(kind: str) -> int:
@@ -230,9 +244,9 @@ class RayCrew:
                 "the object store of a node is full: it holds the data once, the versions in use, and what is under "
                 "way. Start nodes with a larger one (`ray start --object-store-memory BYTES`), or take a smaller task"
             )
-        if isinstance(cause, ModuleNotFoundError):
+        if missing := re.search(r"No module named '([\w.]+)'", str(cause)):
             return OffbeatError(
-                f"a worker does not find the module '{cause.name}': code of your own must be on every node, installed "
+                f"a worker does not find the module '{missing[1]}': code of your own must be on every node, installed "
                 "or in a directory of PYTHONPATH there"
             )
         return cause if isinstance(cause, BaseException) else error
