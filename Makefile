@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-ray soak lint bench clean
+.PHONY: demo test test-ray soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
@@ -27,6 +27,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/offbeat bench --out bench.json
+
+docs: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[docs]"
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -16,7 +16,20 @@ import pytest
 import offbeat
 
 HEAVY = ("torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "sklearn", "pyarrow", "safetensors", "rich")
-COMMANDS = ("run", "resume", "replay", "compare", "measure", "clusters", "list", "paper", "bench")
+COMMANDS = (
+    "run",
+    "resume",
+    "replay",
+    "compare",
+    "measure",
+    "clusters",
+    "list",
+    "paper",
+    "bench",
+    "report",
+    "watch",
+    "choose",
+)
 
 
 def loaded_after(actions):

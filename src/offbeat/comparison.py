@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from offbeat import webpage
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
@@ -20,6 +21,8 @@ from offbeat.runs.loop import Outcome
 from offbeat.runs.manifest import read_manifest
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
+
+PAGE = "comparison.html"
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,16 @@ class Comparison:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
     def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
-        """The picture and the table, into the directory of the comparison, or into a new or empty one."""
+        """The picture and the table, into the directory of the comparison, or into a new or empty one; beside its
+        runs also the page, comparison.html."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
-                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title)
+                targets = () if self.target is None else (self.target,)
+                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title, targets)
                 table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
                 folder.add([picture, table])
+                if folder.manifest.runs:
+                    folder.add([webpage.report([folder.path], folder.path / PAGE, title, targets)])
             return picture, table
 
 

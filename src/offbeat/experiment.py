@@ -61,6 +61,7 @@ def resume(
     Stored(path)  # a directory that is none of ours is not even locked
     with Lock(path) as lock:
         stored = Stored(path)
+        refuse_live(stored)
         stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=True) | objects)
         stored.check_config(experiment.table())
@@ -104,6 +105,7 @@ def repeat(
     Stored(path)
     with Lock(path, reader=True):
         stored = Stored(path)
+        refuse_live(stored)
         stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=False) | objects)
         stored.check_config(experiment.table())
@@ -123,3 +125,11 @@ def repeat(
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))
         model, metrics = read_model(path), read_metrics(path)
     return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)
+
+
+def refuse_live(stored: Stored) -> None:
+    if stored.manifest.live:
+        raise OffbeatError(
+            f"{stored.path} holds a live run, whose clients computed it: `offbeat serve` goes on with one that has not "
+            "ended, and `offbeat replay` (in Python: offbeat.live.verify.verify) holds one that has against simulation"
+        )

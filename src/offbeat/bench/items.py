@@ -119,14 +119,16 @@ def waves(settings: Settings) -> Rows:
             jobs = [Begun(client, 0, 0, steps) for client in range(size)]
             warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
-            plain = wave = float("inf")
-            for _ in range(3 if settings.quick or gpu else 7):
-                plain = min(plain, work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device))
-                wave = min(wave, work.seconds(partial(repeat, engine.solve, jobs, 3 if gpu else 1), device))
-            rates = len(few) * steps / plain, size * steps * (3 if gpu else 1) / wave
-            rows.append(
-                {"model": name, "clients": size, "plain": rates[0], "wave": rates[1], "ratio": rates[1] / rates[0]}
-            )
+            goes = 3 if gpu else 1  # of a wave in one timing
+            plain, wave = [], []
+            for _ in range(3 if settings.quick else 7):
+                took = work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device)
+                plain.append(len(few) * steps / took)
+                wave.append(size * steps * goes / work.seconds(partial(repeat, engine.solve, jobs, goes), device))
+            rows.append({
+                "model": name, "clients": size, "plain": max(plain), "plain, slowest": min(plain), "wave": max(wave),
+                "wave, slowest": min(wave), "ratio": max(wave) / max(plain),
+            })  # fmt: skip
     return rows
 
 

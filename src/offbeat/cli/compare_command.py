@@ -31,7 +31,7 @@ def compare(
     device: Device = None,
     until: Until = None,
     sets: Sets = None,
-    out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory for the runs, the table, the picture and the page.")] = Path(
         "runs/compare"
     ),
     overwrite: Overwrite = False,
@@ -42,11 +42,11 @@ def compare(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
+    """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits."""
     flags = {"task": task, "fleet": fleet, "device": device}
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [])
     common, experiments = labelled(table, methods or [])
-    from offbeat.comparison import compare
+    from offbeat.comparison import PAGE, compare
     from offbeat.runs import report
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
@@ -60,10 +60,10 @@ def compare(
     picture, written = result.write(out, title)
     if as_json:
         runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
-        print(json.dumps({"picture": str(picture), "table": str(written), "runs": runs}))
+        print(json.dumps({"picture": str(picture), "table": str(written), "page": str(out / PAGE), "runs": runs}))
     else:
         show_table("comparison", report.COLUMNS, result.rows())
-        print(f"picture: {picture}\ntable:   {written}")
+        print(f"picture: {picture}\ntable:   {written}\npage:    {out / PAGE}")
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))
 

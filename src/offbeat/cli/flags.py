@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
 TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`, or module:function.")]
-FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`, or module:function.")]
+FleetName = Annotated[
+    str | None,
+    typer.Option(help="A fleet: `offbeat list fleets`, module:function, or a TOML file with a table [fleet]."),
+]
 Seed = Annotated[int | None, typer.Option(help="Decides every random draw.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
@@ -69,6 +72,9 @@ def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: 
     for name, given in flags.items():
         if given is None:
             continue
+        if name == "fleet" and given.endswith(".toml"):
+            table[name] = fleet_table(Path(given))
+            continue
         named = name in ("method", "task", "fleet") and isinstance(table.get(name), dict)
         table[name] = table[name] | {"name": given} if named else given
     if until:
@@ -85,6 +91,14 @@ def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: 
             place = place[parent]
         place[last] = value
     return table
+
+
+def fleet_table(path: Path) -> Any:
+    """The table [fleet] of a file, such as `offbeat fleet from-csv` writes."""
+    table = toml.read(path)
+    if "fleet" not in table:
+        raise ConfigError([f"{path} has no table [fleet]; `offbeat fleet from-csv` writes one"])
+    return table["fleet"]
 
 
 def default(kind: str) -> Any:

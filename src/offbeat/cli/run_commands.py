@@ -96,8 +96,16 @@ def replay(
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
-    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
+    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model.
+
+    Of a live run the commands must be the same; jobs and model are computed again where the shards are at hand.
+    """
     from offbeat.experiment import repeat
+    from offbeat.runs.stored import Stored
+
+    if Stored(directory).manifest.live:
+        replay_live(directory, tolerance, as_json)
+        return
 
     outcome, apart = repeat(directory, tolerance, changed_code, **engine_of(engine, workers, address))
     if as_json:
@@ -107,3 +115,18 @@ def replay(
         print(f"same commands over {outcome.commits} commits; model {model}")
     if not apart.within:
         raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
+
+
+def replay_live(directory: Path, tolerance: float | None, as_json: bool) -> None:
+    from offbeat.cli.live_commands import require_extra
+
+    require_extra()
+    from offbeat.live.verify import verify
+
+    verified = verify(directory, tolerance)
+    if as_json:
+        show_json(verified.json())
+    else:
+        print(verified)
+    if not verified.within:
+        raise ReplayDiffers(f"numbers of the live run differ from the simulator's: {verified}", None, verified.model)

@@ -99,7 +99,8 @@ class Engine:
             if method.what.prime is not None:
                 self.prime()
             x, y = task.evaluation(dtype)
-            self.evaluation = Evaluation(model, x.to(device), y.to(device))
+            tested = model.reading(task.forms(dtype, task.testing))
+            self.evaluation = Evaluation(tested, x.to(device), y.to(device))
 
     @property
     def version(self) -> int:
