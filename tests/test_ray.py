@@ -17,10 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from experiments import METHODS, digest, drawn
-from offbeat import Experiment, assemble, resume, run
+from offbeat import Experiment, Task, assemble, resume, run, windows
 from offbeat.engines.ray_crew import RayCrew
 from offbeat.errors import OffbeatError
 
@@ -209,6 +212,21 @@ def test_a_run_goes_from_one_machine_to_actors_and_back(lent: None, tmp_path: Pa
         models.append(digest(resume(out, until={"commits": 8}, engine="local", **own).model))
     assert models[0] == models[1]
     assert (tmp_path / "ray" / "trace.parquet").read_bytes() == (tmp_path / "tiles" / "trace.parquet").read_bytes()
+
+
+def test_windows_of_a_stream_travel_once(lent: None) -> None:
+    """A task whose samples are places in one long array, which lies in the object store."""
+    tokens = np.random.default_rng(0).integers(0, 16, 200_000)
+    x, y = windows(tokens, 8, predict="last")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 4), nn.Flatten(), nn.Linear(32, 16))
+    shards = [range(1000 * i, 1000 * i + 60) for i in range(12)]
+    task = Task(model, nn.functional.cross_entropy, (x, y), shards, test=(x[:100], y[:100]))
+    experiment = Experiment(
+        method={"name": "fedbuff", "buffer_size": 3, "local_steps": 3}, task=task, device="cpu", until={"commits": 4}
+    )
+    want = digest(run(replace(experiment, engine="tiles")).model)
+    assert digest(run(replace(experiment, engine="ray", workers=2)).model) == want
 
 
 def test_what_goes_wrong_is_a_sentence(lent: None, monkeypatch: pytest.MonkeyPatch) -> None:

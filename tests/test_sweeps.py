@@ -19,8 +19,10 @@ from offbeat.papers.ledger import Ledger
 from offbeat.papers.recipe import Settings
 from offbeat.papers.runner import resume as fill
 
-PLAIN = Experiment(method={"name": "fedbuff", "local_steps": 2, "buffer_size": 3}, task={"name": "digits", "clients": 8}, device="cpu",
-                   until={"commits": 6})  # fmt: skip
+PLAIN = Experiment(
+    method={"name": "fedbuff", "local_steps": 2, "buffer_size": 3}, task={"name": "digits", "clients": 8}, device="cpu",
+    until={"commits": 6},
+)  # fmt: skip
 PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2, "n": 4})}
 
 

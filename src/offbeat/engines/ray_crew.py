@@ -67,7 +67,7 @@ def connect(address: str | None, cores: int) -> bool:
         try:
             answers(address)
             if address is None:
-                ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
+                ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
             else:
                 ray.init(address=address, **common)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
