@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments import digest
 from offbeat import Experiment, comparison, resume
@@ -83,13 +82,19 @@ def test_one_worker_and_two_give_the_same_comparison(started: None, tmp_path: Pa
         assert [digest(o.model) for o in outcomes] == [digest(o.model) for o in two.outcomes[label]]
     again = compare(PAIR, (0, 1, 2), tmp_path / "two", workers=2, resumed=True)
     assert [len(outcomes) for outcomes in again.outcomes.values()] == [3, 3]
-    assert torch.equal(*(next(iter(c.outcomes["fedbuff"][0].model.values())) for c in (two, again)))
+    assert len({digest(c.outcomes["fedbuff"][0].model) for c in (two, again)}) == 1
 
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) -> None:
     from offbeat.spread import Call, spread
+
+    def dies_once(mark: Path) -> str:
+        if mark.exists():
+            return "again"
+        mark.touch()
+        os._exit(1)
 
     calls = [Call("dies once", dies_once, (tmp_path / "dead",)), Call("lives", len, ([1, 2],))]
     assert dict(spread(calls, 2)) == {0: "again", 1: 2}
@@ -99,19 +104,12 @@ def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) ->
         list(spread([Call("bad", resume, (tmp_path,))], 1))
 
 
-def dies_once(mark: Path) -> str:
-    if mark.exists():
-        return "again"
-    mark.touch()
-    os._exit(1)
-
-
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_cells_of_a_paper_are_spread_and_kept(started: None, tmp_path: Path) -> None:
     recipe = RECIPES["dlsgd-table2"]
-    settings = Settings(scale="smoke", device="cpu", out=tmp_path / "out", workers=2, only=("dlsgd-hetero",))
+    settings = Settings(scale="smoke", device="cpu", out=tmp_path / "out", workers=2, seeds=1)
     kept, said = Ledger(tmp_path / "kept"), list[str]()
-    done = fill([recipe], kept, settings, 3.0, said.append)
+    done = fill([recipe], kept, settings, 1e6, said.append)
     assert done > 0
-    assert fill([recipe], Ledger(tmp_path / "kept"), settings, 3.0, said.append) == 0
+    assert fill([recipe], Ledger(tmp_path / "kept"), settings, 1e6, said.append) == 0

@@ -53,10 +53,26 @@ def quietly() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def loopback() -> Iterator[None]:
+    """Keep Ray from putting the network card's address in the place of the loopback address, as it does on Linux."""
+    from ray._private import ray_constants
+
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        if before[0] is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[0]
+
+
 def connect(address: str | None, cores: int) -> bool:
     """Be connected to the cluster at an address, or to one that is started here; whether it was not so before."""
-    if address is None:  # else Ray would put the network card's address for the loopback address
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     with quietly():
         import ray
 
@@ -67,7 +83,8 @@ def connect(address: str | None, cores: int) -> bool:
         try:
             answers(address)
             if address is None:
-                ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
+                with loopback():
+                    ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
             else:
                 ray.init(address=address, **common)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
