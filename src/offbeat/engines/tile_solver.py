@@ -331,10 +331,10 @@ class TileSolver:
             sums[part.tile.key] = found
         total: Update = {}
         for name in weights:
-            whole = tensor(sums[order[0]][name]).to(self.device, copy=True)
+            whole = np.array(sums[order[0]][name])
             for key in order[1:]:
-                whole += tensor(sums[key][name]).to(self.device)
-            total[name] = whole
+                whole += sums[key][name]
+            total[name] = torch.from_numpy(whole).to(self.device)
         return total
 
     def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:
