@@ -57,6 +57,7 @@ class Candidate:
     options: Options = field(default_factory=dict)  # the best so far
     score: Score = (3.0, 0.0)
     trials: int = 0
+    seen: list[Options] = field(default_factory=list)  # options that were tried
     outcomes: list[Outcome] = field(default_factory=list)  # of the final runs, one per seed
     notes: list[str] = field(default_factory=list)
     idle: float = 0.0
@@ -119,7 +120,7 @@ def choose(
     experiment: Experiment,
     target: float | None = None,
     methods: Sequence[str] = CANDIDATES,
-    trials: int = 8,
+    trials: int = 12,
     seeds: int = 3,
     progress: Callable[[str, Mapping[str, float]], Progress] | None = None,
 ) -> Choice:
@@ -280,13 +281,14 @@ class Search:
         self.fastest = math.inf  # virtual seconds to the target, over all trials
 
     def climb(self, candidate: Candidate, most: int) -> None:
-        """Change one option at a time, as long as it helps: rates first, then the cohort, then local steps."""
+        """Change one option at a time, as long as it helps: rates first, then the cohort, rates more finely, and local
+        steps. What was tried before is not tried again."""
         if candidate.trials == 0:
             candidate.score = self.trial(candidate, candidate.options)
         for name, factor in self.moves(candidate):
             while candidate.trials < most:
                 options = changed(candidate.options, name, factor, self.experiment, candidate.method)
-                if options is None:
+                if options is None or options in candidate.seen:
                     break
                 score = self.trial(candidate, options)
                 if score >= candidate.score:
@@ -298,13 +300,15 @@ class Search:
         server = next((name for name in SERVER if name in table), None)
         cohort = next((name for name in COHORT if table.get(name) is not None), None)
         rate = "client_lr" if "client_lr" in table else server
-        moves = [(rate, 0.4), (rate, 2.5)] if rate else []
+        moves = [(rate, 3.0), (rate, 0.33)] if rate else []
         moves += [(server, 0.5), (server, 2.0)] if server and server != rate else []
         moves += [(cohort, 0.5), (cohort, 2.0)] if cohort else []
+        moves += [(rate, 1.6), (rate, 0.62)] if rate else []
         return moves + ([("local_steps", 0.5), ("local_steps", 2.0)] if "local_steps" in table else [])
 
     def trial(self, candidate: Candidate, options: Options) -> Score:
         candidate.trials += 1
+        candidate.seen.append(options)
         until = dict(self.experiment.until)
         if self.target is not None:
             until["accuracy"] = self.target
