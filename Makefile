@@ -4,13 +4,17 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test soak lint bench docs clean
+.PHONY: demo test test-ray soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak and not ray" -n auto --dist loadfile
+
+test-ray: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
+	$(RUN) -m pytest -m ray
 
 soak: $(READY)
 	$(RUN) -m pytest -m soak -s

@@ -30,7 +30,7 @@ from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import crossing
 from offbeat.schedule.hybrid import Hybrid
-from offbeat.tasks.task import Task, tensors
+from offbeat.tasks.task import Task
 
 CANDIDATES = (
     "local-sgd", "minibatch-sgd", "fednova", "scaffold", "fedagrac", "asysg", "fedasync", "fedbuff", "dlsgd-homo",
@@ -260,7 +260,7 @@ def inconsistency(steps: Sequence[int], measured: Measured) -> str:
 def validation(task: Task) -> Task | None:
     """The task with every fifth sample of each client kept from training, to be tested on; None where shards are too
     small for that."""
-    x, y = tensors(task.data)
+    x, y = task.training
     shards = [np.asarray(shard) for shard in task.shards]
     if min(len(shard) for shard in shards) < 2 or sum(len(shard) // HELD_OUT for shard in shards) < 20:
         return None

@@ -109,7 +109,7 @@ def measure(
         raise ConfigError(effort.problems())
     if checkpoint is not None and train:
         raise ConfigError(["give a checkpoint or a number of commits to train, not both"])
-    built = build(experiment)
+    built = build(replace(experiment, engine="local"))
     engine = built.engine()
     notes = []
     if checkpoint is not None:

@@ -21,7 +21,7 @@ import torch
 
 from offbeat import __version__
 from offbeat.assemble import build_method
-from offbeat.bench import NAMES, work
+from offbeat.bench import NAMES, RAY, work
 from offbeat.choices import Precision
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine, pick_device
@@ -49,14 +49,21 @@ class Settings:
 
 def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """All items, or only those named; with the facts that a reader needs to believe them."""
-    wrong = [unknown("item of the benchmark", name, ITEMS) for name in only if name not in ITEMS]
+    chosen = {name: None for given in only for name in (RAY if given == "ray" else (given,))}
+    wrong = [unknown("item of the benchmark", name, ITEMS) for name in chosen if name not in (*ITEMS, *RAY)]
     if wrong:
         raise ConfigError(wrong)
     results: dict[str, Any] = {"facts": facts(settings)}
     for name, item in ITEMS.items():
-        if not only or name in only:
+        if not only or name in chosen:
             say(name)
             results[name] = item(settings)
+    for name in RAY:
+        if name in chosen:
+            from offbeat.bench.ray_items import TABLES
+
+            say(name)
+            results[name] = TABLES[name](settings.quick)
     return results
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbeat import toml
-from offbeat.cli.flags import Device, FleetName, Json, Overwrite, Sets, TaskName, Until, merge
+from offbeat.cli.flags import Address, Device, FleetName, Json, Overwrite, Sets, TaskName, Until, merge
 from offbeat.cli.output import show_table
 from offbeat.errors import BadNumbers, ConfigError
 
@@ -35,6 +35,11 @@ def compare(
         "runs/compare"
     ),
     overwrite: Overwrite = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the comparison in --out: runs that ended there are kept.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Runs side by side, each on one thread, by Ray.", min=1)] = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits."""
@@ -49,7 +54,8 @@ def compare(
     def progress(label: str, experiment: Experiment) -> Progress:
         return Progress(f"{label} seed {experiment.seed}", experiment.until)
 
-    result = compare(experiments, range(common.seed, common.seed + seeds), out, progress, overwrite)
+    all_seeds = range(common.seed, common.seed + seeds)
+    result = compare(experiments, all_seeds, out, progress, overwrite, resume, workers, address)
     title = f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
     picture, written = result.write(out, title)
     if as_json:

@@ -25,6 +25,15 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="local (whole waves), tiles (waves in tiles), or ray (tiles on workers).")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of the engine ray. [default: one for each GPU, or core]", min=1)
+]
+Address = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster: auto, or HOST:PORT. [default: one is started here]")
+]
 Until = Annotated[
     list[str] | None,
     typer.Option(
@@ -48,6 +57,14 @@ def experiment_of(
     from offbeat.config import Experiment
 
     return Experiment.of(merge(table, flags, sets or [], until or []))
+
+
+def engine_of(engine: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
+    """Who computes, as far as flags say it; workers and addresses are Ray's."""
+    given = {"engine": engine, "workers": workers, "address": address}
+    if engine is None and (workers is not None or address is not None):
+        given["engine"] = "ray"
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from offbeat.runs.manifest import NAME, Manifest, read_manifest
 
 PARTS = "parts"
 OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|model\.safetensors"
-                 r"|checkpoint-\d+\.safetensors)(\.new)?")  # fmt: skip
+                 r"|checkpoint-\d+\.safetensors|live\.json|jobs\.safetensors)(\.new)?")  # fmt: skip
 OWN_PARTS = re.compile(r"(trace|metrics)-\d+\.parquet(\.new)?")
 
 
