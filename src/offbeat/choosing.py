@@ -30,6 +30,7 @@ from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import crossing
 from offbeat.schedule.hybrid import Hybrid
+from offbeat.tasks.inputs import rows_of
 from offbeat.tasks.task import Task
 
 CANDIDATES = (
@@ -260,14 +261,13 @@ def inconsistency(steps: Sequence[int], measured: Measured) -> str:
 def validation(task: Task) -> Task | None:
     """The task with every fifth sample of each client kept from training, to be tested on; None where shards are too
     small for that."""
-    x, y = task.training
     shards = [np.asarray(shard) for shard in task.shards]
     if min(len(shard) for shard in shards) < 2 or sum(len(shard) // HELD_OUT for shard in shards) < 20:
         return None
-    kept = np.concatenate([shard[HELD_OUT - 1 :: HELD_OUT] for shard in shards])
+    x, y = task.training
+    kept = torch.as_tensor(np.concatenate([shard[HELD_OUT - 1 :: HELD_OUT] for shard in shards]))
     rest = [np.delete(shard, np.arange(HELD_OUT - 1, len(shard), HELD_OUT)) for shard in shards]
-    rows = torch.as_tensor(kept)
-    return replace(task, data=(x, y), shards=rest, test=(x[rows], y[rows]))
+    return replace(task, data=(x, y), shards=rest, test=(rows_of(x, kept), rows_of(y, kept)), collate=None)
 
 
 class Search:
