@@ -33,6 +33,16 @@ TICKS = 1 << 22  # of a timeline: times are whole numbers of them
 BINS, GROUPS = 300, 100  # of the overview beyond the spans that fit
 ROWS = 1_000_000  # of a trace that are read for its timeline
 POINTS = 600  # of a line of one seed
+SPENT = {
+    "commit",
+    "virtual_seconds",
+    "client_steps",
+    "samples",
+    "bytes_up",
+    "bytes_down",
+    "bytes_d2d",
+    "staleness_mean",
+}
 Groups = Mapping[str, Sequence[Chronicle]]
 
 
@@ -75,7 +85,7 @@ def part(name: str) -> str:
 
 def figures(groups: Groups, targets: Sequence[float], detail: int) -> dict[str, Any]:
     aims = sorted({*targets, *(t for runs in groups.values() for run in runs for t in run.targets)}) or chosen(groups)
-    scores = [score for score in ("accuracy", "loss") if any_score(groups, score)]
+    scores = scores_of(groups)
     fleets = {label: fleet_of(runs[0]) for label, runs in groups.items()}
     axes = axes_of(groups)
     states = Counter(run.state for runs in groups.values() for run in runs)
@@ -101,8 +111,11 @@ def figures(groups: Groups, targets: Sequence[float], detail: int) -> dict[str, 
 
 
 # ---- curves -------------------------------------------------------------------------------------
-def any_score(groups: Groups, score: str) -> bool:
-    return any(row.get(score) is not None for runs in groups.values() for run in runs for row in run.metrics)
+def scores_of(groups: Groups) -> list[str]:
+    """What was looked at in the model: every figure of the evaluations that is not an account of what was spent."""
+    rows = [row for runs in groups.values() for run in runs for row in run.metrics]
+    names = dict.fromkeys(name for row in rows for name in row if name not in SPENT)
+    return [name for name in names if any(isinstance(row.get(name), int | float) for row in rows)]
 
 
 def axes_of(groups: Groups) -> dict[str, Any]:
