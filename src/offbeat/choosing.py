@@ -45,6 +45,7 @@ HELD_OUT = 5  # every fifth sample of a client is for validation
 CUT = 2.5  # a trial ends after so many times what the best took
 LOOKS = 120  # evaluations within the budget
 FINALISTS = 3
+ALIKE = 1.3  # where the slowest client's step takes no longer than so many median ones, clients are equally fast
 BRIEF = Effort(samples=16, noise_samples=4, rounds=3, local_steps=5)
 Options = dict[str, Any]
 Score = tuple[float, float]  # the less the better: (0, seconds to the target), (1, -accuracy), (2, 0) where it diverged
@@ -418,29 +419,24 @@ def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: f
     second = next((other for other in ranked[1:] if other.outcomes), None)
     waiting = next((other for other in ranked if other.method in WAITING), None)
     said = []
-    spread = float(
-        np.quantile(built.fleet.step_seconds, 0.95) / max(np.quantile(built.fleet.step_seconds, 0.05), 1e-12)
-    )
+    steps = built.fleet.step_seconds
+    spread = float(steps.max() / max(float(np.median(steps)), 1e-12))
+    slowest = f"the slowest client takes {spread:.2g} times as long for a step as the median one"
     if isinstance(built.method.when, Hybrid):
         said.append("devices of a cluster exchange models over their own links, so fewer reports go to the server")
         if best.method == "async-hl-sgd":
             said.append("and clusters need not wait for one another")
+    elif best.method in WAITING and spread < ALIKE:
+        said.append("clients are equally fast: rounds wait for nobody, and nothing is stale")
     elif best.method in WAITING:
-        if best.idle < 0.25:
-            said.append(
-                f"clients are nearly alike (idle {best.idle:.0%} in rounds): waiting costs little, nothing is stale"
-            )
-        else:
-            said.append(
-                f"its updates are worth more than the waiting costs (clients idle {best.idle:.0%} of the time), and "
-                "nothing is stale"
-            )
+        said.append(f"{slowest}, but its updates are worth more than the waiting costs, and nothing is stale")
+    elif spread < ALIKE:
+        said.append("clients are equally fast, and it commits more often than rounds do, with little staleness")
     else:
-        other = f", where rounds ({waiting.method}) leave them idle {waiting.idle:.0%} of the time" if waiting else ""
-        said.append(
-            f"steps of slow clients take {spread:.2g} times as long as those of fast ones; it does not wait for them "
-            f"(idle {best.idle:.0%}{other})"
+        other = (
+            f", where rounds ({waiting.method}) leave clients idle {waiting.idle:.0%} of the time" if waiting else ""
         )
+        said.append(f"{slowest}; it does not wait for it (idle {best.idle:.0%}{other})")
     if second is not None and target is not None:
         one, two = (mean_time(candidate, target) for candidate in (best, second))
         if one is not None and two is not None:
