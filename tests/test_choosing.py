@@ -14,22 +14,11 @@ from typer.testing import CliRunner
 
 from offbeat import Experiment, Task, toml
 from offbeat.assemble import build
-from offbeat.choosing import (
-    BRIEF,
-    COHORT,
-    SERVER,
-    Candidate,
-    Search,
-    admitted,
-    changed,
-    choose,
-    reached,
-    rows,
-    validation,
-)  # fmt: skip
+from offbeat.choosing import BRIEF, admitted, choose, rows
 from offbeat.cli import app
 from offbeat.errors import ConfigError
 from offbeat.measure import measure
+from offbeat.search import COHORT, SERVER, Candidate, Search, changed, reached, validation
 
 TASK = {"name": "digits", "clients": 12, "model": "logistic"}
 PROBLEM = Experiment(task=TASK, fleet="straggling", until={"virtual_seconds": 2.0}, device="cpu")
