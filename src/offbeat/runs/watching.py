@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from offbeat.runs import palette
-from offbeat.runs.chronicle import Chronicle, again, read_run
+from offbeat.runs.chronicle import Chronicle, again, in_use, read_run
+from offbeat.runs.manifest import NAME
 from offbeat.runs.stored import read_trace
 from offbeat.runs.timeline import Span, Timeline, timeline_of
 
@@ -36,10 +37,14 @@ def watch(path: Path, every: float = 1.0, once: bool = False, console: Console |
         return
     with Live(view(shown, lines, console.width), console=console, auto_refresh=False) as live:
         try:
+            written = 0
             while shown.state == "running":
                 time.sleep(every)
-                shown, lines = looked(path)
-                live.update(view(shown, lines, console.width), refresh=True)
+                now = (path / NAME).stat().st_mtime_ns
+                if now != written or not in_use(path):  # else there is nothing new
+                    shown, lines = looked(path)
+                    live.update(view(shown, lines, console.width), refresh=True)
+                written = now
         except KeyboardInterrupt:
             return  # the run goes on without us
 
