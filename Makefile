@@ -4,16 +4,22 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo live-demo test soak live-soak lint bench clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
+
+live-demo: $(READY)
+	$(RUN) examples/live_demo.py live-demo
 
 test: lint
 	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
 
 soak: $(READY)
-	$(RUN) -m pytest -m soak -s
+	$(RUN) -m pytest -m soak -s --ignore-glob 'tests/test_live*'
+
+live-soak: $(READY)
+	$(RUN) -m pytest -m soak -s tests/test_live.py tests/test_live_wire.py tests/test_live_trials.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -32,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo live-demo

@@ -27,7 +27,7 @@ from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.errors import OffbeatError
 from offbeat.live.journal import FACT, FORGET, PAYLOAD, Journal, write_payload
-from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
+from offbeat.live.packets import broadcast_layout, mean_layout, prime_layout, update_layout
 from offbeat.method import State, Update
 from offbeat.numerics.evaluation import Evaluation
 from offbeat.records import (
@@ -120,7 +120,9 @@ class Run:
         self.built, self.journal, self.memory = built, journal, memory
         self.engine = LiveEngine(built)
         self.server, rule = self.engine.server, built.method.what
-        self.down, self.up = broadcast_layout(rule, self.engine.flat), update_layout(rule, self.engine.flat)
+        self.down, self.sent = broadcast_layout(rule, self.engine.flat), update_layout(rule, self.engine.flat)
+        # A payload is what was sent, or, of a cluster, the mean of what its devices sent.
+        self.up = self.sent if built.hybrid is None else mean_layout(rule, self.engine.flat)
         self.priming = prime_layout(rule, self.engine.flat)
         self.loop = Loop(built.experiment, self.engine, built.account(), None, progress)  # type: ignore[arg-type]
         self.guard = Guard(built.method.when, built.units, keys.generator(built.experiment.seed, "policy"))

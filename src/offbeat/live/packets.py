@@ -87,3 +87,12 @@ def update_layout(rule: Rule, model: FlatModel) -> Layout:
 
 def prime_layout(rule: Rule, model: FlatModel) -> Layout:
     return Layout(("gradient",), (), rule.up, model.dimension, model.dtype)
+
+
+def mean_layout(rule: Rule, model: FlatModel) -> Layout:
+    return Layout(rule.local.sends, rule.local.numbers, None, model.dimension, model.dtype)
+
+
+def model_layout(model: FlatModel) -> Layout:
+    """What neighbours exchange."""
+    return Layout(("model",), (), None, model.dimension, model.dtype)

@@ -25,7 +25,7 @@ from offbeat.runs.manifest import Manifest
 from offbeat.runs.store import Store
 
 if TYPE_CHECKING:
-    from offbeat.live.serve import LiveServer
+    from offbeat.live.sessions import LiveServer
 
 LIVE, JOBS = "live.json", "jobs.safetensors"
 
