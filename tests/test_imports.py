@@ -16,7 +16,10 @@ import pytest
 import offbeat
 
 HEAVY = ("torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "sklearn", "pyarrow", "safetensors", "rich")
-COMMANDS = ("run", "resume", "replay", "compare", "measure", "clusters", "list", "paper", "bench")
+COMMANDS = (
+    "run", "resume", "replay", "compare", "measure", "clusters", "list", "paper", "bench", "serve", "join", "keys",
+    "fleet",
+)  # fmt: skip
 
 
 def loaded_after(actions):
