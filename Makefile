@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo live-demo test soak live-soak lint bench clean
+.PHONY: demo live-demo test test-ray soak live-soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
@@ -13,7 +13,11 @@ live-demo: $(READY)
 	$(RUN) examples/live_demo.py live-demo
 
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak and not ray" -n auto --dist loadfile
+
+test-ray: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
+	$(RUN) -m pytest -m ray
 
 soak: $(READY)
 	$(RUN) -m pytest -m soak -s --ignore-glob 'tests/test_live*'
@@ -29,6 +33,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/offbeat bench --out bench.json
+
+docs: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[docs]"
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

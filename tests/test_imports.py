@@ -17,9 +17,23 @@ import offbeat
 
 HEAVY = ("torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "sklearn", "pyarrow", "safetensors", "rich")
 COMMANDS = (
-    "run", "resume", "replay", "compare", "measure", "clusters", "list", "paper", "bench", "serve", "join", "keys",
+    "run",
+    "resume",
+    "replay",
+    "compare",
+    "measure",
+    "clusters",
+    "list",
+    "paper",
+    "bench",
+    "report",
+    "watch",
+    "choose",
+    "serve",
+    "join",
+    "keys",
     "fleet",
-)  # fmt: skip
+)
 
 
 def loaded_after(actions):

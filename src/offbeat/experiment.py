@@ -69,7 +69,7 @@ def resume(
         if until:
             experiment = replace(experiment, until=dict(until))
         built = build(experiment)
-        engine = built.engine()
+        engine = built.engine(point.facts)
         own = {name: t for name, t in point.tensors.items() if not name.startswith("horizon/")}
         engine.restore(own, point.facts)
         manifest = stored.manifest
@@ -117,8 +117,9 @@ def repeat(
         policy, rng = built.method.when, generator(experiment.seed, "policy")
         last = rows.last_begins()
         driver = Replay(rows, policy, built.units, rng, last, built.clock())
-        engine = built.engine()
-        engine.follow(stored.checkpoint().facts)
+        facts = stored.checkpoint().facts
+        engine = built.engine(facts, again=True)
+        engine.follow(facts)
         horizon = built.horizon(driver, last=len(last) - 1)
         outcome = go(experiment, built, engine, horizon, built.account(), None, None)
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))

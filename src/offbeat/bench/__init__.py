@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 NAMES = ("waves", "unequal", "asynchronous", "schedule", "attainable", "protocol")  # here for the help: no PyTorch
+RAY = ("ray-actors", "ray-messages", "ray-bytes", "ray-cluster", "ray-sweep")  # only by name, or all of them by `ray`

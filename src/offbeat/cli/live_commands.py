@@ -205,8 +205,7 @@ def certificate_row(one: Any) -> dict[str, str]:
     return {"name": one.name, "until": one.until.isoformat(timespec="seconds"), "state": state}
 
 
-def fleet(
-    action: Annotated[Literal["from-run"], typer.Argument(help="from-run: the fleet behind a live run.")],
+def from_run(
     run: Annotated[Path, typer.Argument(help="Directory of a live run that has ended.")],
     out: Annotated[Path, typer.Option(help='The fleet\'s file, for fleet = {name = "recorded", file = ...}.')],
     as_json: Json = False,

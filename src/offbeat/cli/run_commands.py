@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.flags import (
+    Address,
     ChangedCode,
     ConfigFile,
     Device,
+    EngineName,
     FleetName,
     Json,
     Overwrite,
@@ -18,6 +20,8 @@ from offbeat.cli.flags import (
     Sets,
     TaskName,
     Until,
+    Workers,
+    engine_of,
     experiment_of,
     limits,
 )
@@ -32,6 +36,9 @@ def run(
     fleet: FleetName = None,
     seed: Seed = None,
     device: Device = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     until: Until = None,
     sets: Sets = None,
     out: Annotated[
@@ -45,6 +52,7 @@ def run(
     Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    flags |= engine_of(engine, workers, address)
     experiment = experiment_of(config, flags, sets, until)
     from offbeat.experiment import run
     from offbeat.runs.progress import Progress
@@ -56,16 +64,20 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
     until: Until = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that stopped; the result is the one the run would have had."""
+    """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it."""
     further = limits(until)
     from offbeat.experiment import resume
     from offbeat.runs.progress import Progress
 
     progress = Progress(str(directory), further)
-    show_outcome(resume(directory, further or None, progress, changed_code), as_json, directory)
+    others = engine_of(engine, workers, address)
+    show_outcome(resume(directory, further or None, progress, changed_code, **others), as_json, directory)
 
 
 def replay(
@@ -78,6 +90,9 @@ def replay(
             min=0.0,
         ),
     ] = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +107,7 @@ def replay(
         replay_live(directory, tolerance, as_json)
         return
 
-    outcome, apart = repeat(directory, tolerance, changed_code)
+    outcome, apart = repeat(directory, tolerance, changed_code, **engine_of(engine, workers, address))
     if as_json:
         show_json({"same_commands": True, **apart.json(), **outcome.result})
     else:

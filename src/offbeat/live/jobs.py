@@ -37,9 +37,10 @@ from offbeat.runs.disk import read_tensors, write_file
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.stages.staged import Encoded
 from offbeat.tasks.data import DATA
+from offbeat.tasks.inputs import read
 from offbeat.tasks.make import build_task, named
 from offbeat.tasks.models import build as build_model
-from offbeat.tasks.task import Task, cast, data_problems, tensors
+from offbeat.tasks.task import Task, data_problems
 
 MEMORY = "memory.safetensors"
 OWN_PART = "task"  # as data: this client's part of the named task
@@ -74,7 +75,7 @@ def model_digest(flat: FlatModel) -> str:
 
 def task_facts(task: Task, table: Mapping[str, Any]) -> dict[str, Any]:
     """What a client has to know of a task beside its config: shapes and numbers."""
-    x, y = tensors(task.data)
+    x, y = task.training
     batch = list(task.batch_size) if isinstance(task.batch_size, list | tuple) else task.batch_size
     outputs = 0
     name = table["task"]["name"]
@@ -113,11 +114,11 @@ def shard_of(where: str, given: Any) -> Shard:
     if isinstance(given, Shard):
         return given
     if isinstance(given, Task):
-        x, y = tensors(given.data)
+        x, y = given.training
         rows = torch.as_tensor(np.asarray(given.shards[0], dtype=np.int64))
         return Shard(x[rows], y[rows], given.model, given.loss)
     try:
-        return Shard(*tensors(given))
+        return Shard(*read(given))
     except Exception as error:
         raise ConfigError([f"{where} gives {type(given).__name__}; it must give (x, y) or a Task: {error}"]) from None
 
@@ -152,7 +153,7 @@ class Worker:
         self.experiment = Experiment.of(wanted)
         self.method: Method = build_method(self.experiment.method)
         own = shard or self.own_part()
-        self.shard = Shard(*tensors((own.x, own.y)), *self.model_and_loss(own, facts))
+        self.shard = Shard(*read((own.x, own.y)), *self.model_and_loss(own, facts))
         self.check(facts)
         self.device = pick_device(device)
         self.settings = Settings(self.experiment.precision, self.device, cores())
@@ -179,7 +180,7 @@ class Worker:
     # ---- making ---------------------------------------------------------------------------------
     def own_part(self) -> Shard:
         task = self.named_task()
-        x, y = tensors(task.data)
+        x, y = task.training
         if task.clients != self.clients:
             raise OffbeatError(f"the task has {task.clients} shards here and {self.clients} clients at the server")
         rows = torch.as_tensor(np.asarray(task.shards[self.client], dtype=np.int64))
@@ -228,7 +229,7 @@ class Worker:
         """All clients have this shard, as far as this one knows: only its own keys are ever drawn from."""
         many, batch = len(self.shard.x), facts["batch"]
         size = torch.full((self.clients,), many)
-        x, y = cast(self.shard.x, dtype), cast(self.shard.y, dtype)
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.shard.x, self.shard.y))
         width = tuple(batch) if isinstance(batch, list) else batch
         samples = Samples(x, y, torch.arange(many), torch.zeros_like(size), size, width, facts["sampling"])
         return samples.to(self.device)

@@ -28,7 +28,6 @@ from offbeat.runs.loop import Outcome, go
 from offbeat.runs.repeat import TOLERANCES, Distance, distance
 from offbeat.runs.stored import Stored, read_metrics, read_model
 from offbeat.schedule.trace import Replay
-from offbeat.tasks.task import tensors
 
 JOB_TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "tf32": 1e-1, "bf16": 1e-1}
 
@@ -102,7 +101,7 @@ def verify(out: str | Path, tolerance: float | None = None, **objects: Any) -> V
 
 def missing_shards(built: Built, facts: dict[str, Any]) -> tuple[str, ...]:
     """Why the numbers cannot be looked at."""
-    x, y = tensors(built.task.data)
+    x, y = built.task.training
     others, lost = [], 0
     for client, known in facts["clients"].items():
         rows = torch.as_tensor(np.asarray(built.task.shards[int(client)], dtype=np.int64))
@@ -123,7 +122,7 @@ def recomputed(built: Built, path: Path) -> tuple[int, float | None]:
     table, farthest = built.experiment.table(), 0.0
     for each in facts.get("jobs", ()):
         begun = Begun(*each)
-        x, y = tensors(built.task.data)
+        x, y = built.task.training
         rows = torch.as_tensor(np.asarray(built.task.shards[begun.client], dtype=np.int64))
         shard = Shard(x[rows], y[rows], built.task.model, built.task.loss)
         allowed = frozenset(name.partition(" ")[2] for name in built.sources)

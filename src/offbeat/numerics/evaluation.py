@@ -14,7 +14,7 @@ from offbeat.numerics.windows import Windows
 
 BATCH = 2048  # samples at once ...
 TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
-Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]  # (outputs, targets) of a batch -> their mean, if any
+Measure: TypeAlias = Callable[[Any, Any], Tensor | None]  # (outputs, targets) of a batch -> their mean, if any
 
 
 class Metric(NamedTuple):
@@ -24,9 +24,11 @@ class Metric(NamedTuple):
     of: Measure
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor | None:
+def accuracy(outputs: Any, targets: Any) -> Tensor | None:
     """The share of samples (or of their places, in sequences) whose largest score is that of their class; None where
     there are no such scores."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
     if outputs.dim() < 2 or outputs.shape[-1] < 2 or targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
         return None
     return (outputs.argmax(dim=-1) == targets).double().mean()
@@ -46,20 +48,22 @@ class Evaluation:
         sums: dict[str, Tensor | None] = {
             metric.name: torch.zeros((), dtype=torch.float64, device=self.x.device) for metric in self.metrics
         }
-        batch = at_once(self.x)
+        batch = at_once(self.model, self.x)
         for first in range(0, len(self.x), batch):
-            targets = self.y[first : first + batch]
+            targets = self.model.targets(self.y[first : first + batch])
             outputs = self.model.outputs(flat, self.x[first : first + batch])
             for metric in self.metrics:
                 value, total = metric.of(outputs, targets), sums[metric.name]
                 missing = value is None or total is None
-                sums[metric.name] = None if missing else total + value.double() * len(targets)  # type: ignore[operator, union-attr]
+                sums[metric.name] = None if missing else total + value.double() * len(self.x[first : first + batch])  # type: ignore[operator, union-attr]
         return {name: None if total is None else float(total) / len(self.x) for name, total in sums.items()}
 
 
-def at_once(x: Tensor | Windows) -> int:
+def at_once(model: FlatModel, x: Tensor | Windows) -> int:
     """Samples that are looked at together."""
-    return max(1, min(BATCH, TOKENS // (x.length or 1))) if isinstance(x, Windows) else BATCH
+    form = model.forms.inputs
+    tokens = x.length if isinstance(x, Windows) else form.tokens if form is not None else None
+    return max(1, min(BATCH, TOKENS // (tokens or 1)))
 
 
 def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
@@ -67,7 +71,7 @@ def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
     total = 0.0
     for client, size in enumerate(samples.sizes):
         rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
-        for part in torch.split(rows, at_once(samples.x)):
+        for part in torch.split(rows, at_once(model, samples.x)):
             outputs = model.outputs(flat, samples.x[part])
-            total += float(model.mean_loss(outputs, samples.y[part])) * len(part) / size
+            total += float(model.mean_loss(outputs, model.targets(samples.y[part]))) * len(part) / size
     return total / samples.clients

@@ -100,7 +100,7 @@ def reopened(path: Path) -> Folder:
     manifest = read_manifest(path)
     if manifest is None or manifest.kind != "comparison":
         raise OffbeatError(f"{path} is not the directory of a comparison; give that, or a new or empty one")
-    files = {"comparison.png", "comparison.md"} - manifest.files.keys()
+    files = {"comparison.png", "comparison.md", "comparison.html"} - manifest.files.keys()
     strange = [name for name in sorted(files) if (path / name).exists()]
     if strange:
         raise OffbeatError(f"{path} holds {' and '.join(strange)} of somebody else; move them away")

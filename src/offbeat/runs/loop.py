@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -108,6 +108,9 @@ class Engine(Protocol):
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and facts from which it can go on."""
 
+    def close(self) -> None:
+        """The run has ended."""
+
 
 class Named(Protocol):
     @property
@@ -134,6 +137,14 @@ def go(
     history: History | None = None,
 ) -> Outcome:
     """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
+    with closing(engine):
+        return conducted(config, parts, engine, horizon, account, store, progress, history)
+
+
+def conducted(
+    config: Config, parts: Parts, engine: Engine, horizon: Horizon, account: Account, store: Store | None,
+    progress: Progress | None, history: History | None,
+) -> Outcome:  # fmt: skip
     loop = Loop(config, engine, account, store, progress)
     failure: OffbeatError | None = None
     try:

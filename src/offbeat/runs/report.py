@@ -125,10 +125,11 @@ def reading_rows(measured: Measured) -> list[list[str]]:
     return rows
 
 
-def schedule_lines(schedule: Any) -> list[str]:
+def schedule_lines(schedule: Any, method: str = "") -> list[str]:
     never = f"; {schedule.never} were never heard" if schedule.never else ""
     lines = [
-        f"schedule of {schedule.commits} commits: staleness {schedule.staleness_mean:.2f} on average, at most "
+        f"schedule of {schedule.commits} commits{f' of {method}' if method else ''}: "
+        f"staleness {schedule.staleness_mean:.2f} on average, at most "
         f"{schedule.staleness}; whoever is heard least has {schedule.least:.0%} of an equal part{never}"
     ]
     if schedule.likely is not None:
