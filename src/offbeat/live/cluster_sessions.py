@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,7 +273,7 @@ class ClusterServer(LiveServer):
         if not late and block is not None and block.job.job == refusal.job:
             self.give_back(cluster)
 
-    async def take_update(self, session: Session, record: Update, buffer: bytearray) -> None:
+    async def take_update(self, session: Session, record: Update, buffer: bytearray | mmap) -> None:
         cluster, place = self.home[session.client]
         update = self.run.sent.unpack(buffer, self.run.engine.device)
         if (wrong := self.checks.problem(update, self.run.server.state["model"])) is not None:

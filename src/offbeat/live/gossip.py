@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Gossiper:
         self.run, self.plan = "", Gossip(-1, -1, -1, 1, 0, False, [], [])
         self.turn = 0  # the exchange that it is at
         self.layout: Layout | None = None
-        self.mail: dict[tuple[int, int, int], bytearray] = {}  # job, turn, place
+        self.mail: dict[tuple[int, int, int], bytearray | mmap] = {}  # job, turn, place
         self.news = asyncio.Event()
         self.channels: dict[str, aio.Channel] = {}
         self.server: aio.Server | None = None
@@ -125,7 +126,7 @@ class Gossiper:
                     raise Vanished(f"{name} refuses: {answer.reason}")
             await asyncio.sleep(0.02)
 
-    async def heard(self, job: int, turn: int, places: list[int]) -> list[bytearray]:
+    async def heard(self, job: int, turn: int, places: list[int]) -> list[bytearray | mmap]:
         """The models of these neighbours at this exchange."""
         while missing := [place for place in places if (job, turn, place) not in self.mail]:
             self.news.clear()

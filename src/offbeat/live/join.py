@@ -286,6 +286,7 @@ class Client:
         """A model is there."""
         opening, packet = arriving.opening, arriving.buffer
         assert self.worker is not None
+        assert isinstance(packet, bytearray)
         if len(packet) != self.worker.down.size:
             raise WireError(f"a model of {len(packet):,} bytes; this one has {self.worker.down.size:,}")
         if isinstance(opening, Prime):

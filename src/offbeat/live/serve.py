@@ -15,7 +15,7 @@ from offbeat.config import Experiment
 from offbeat.errors import ConfigError, Interrupted, OffbeatError, StorageError
 from offbeat.live import transport
 from offbeat.live.conduct import Effect, Run, require_live
-from offbeat.live.door import Options
+from offbeat.live.door import Options as Options
 from offbeat.live.journal import FILE, Journal
 from offbeat.live.publish import publish
 from offbeat.live.sessions import LiveServer

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from mmap import mmap
 from typing import Any
 
 from offbeat.assemble import Built
@@ -534,7 +535,7 @@ class LiveServer:
         if (refusal := self.update_problem(session, record)) is not None:
             session.skipping = refusal
         else:
-            session.arriving = Arriving(record, self.run.sent.size)
+            session.arriving = Arriving(record, self.run.sent.size, self.run.journal.spool(session.client))
 
     def update_problem(self, session: Session, record: Update) -> Rejected | None:
         run, client, job = self.run, session.client, record.job
@@ -605,14 +606,15 @@ class LiveServer:
                 self.submit([*run.leave(client), *run.tell(Joined(client))])
                 self.offer(session)
 
-    async def take_update(self, session: Session, record: Update, buffer: bytearray) -> None:
+    async def take_update(self, session: Session, record: Update, buffer: bytearray | mmap) -> None:
         """Look at the numbers, put them on the disk, then let the run have them."""
         run, client, job = self.run, session.client, record.job
         update = run.sent.unpack(buffer, run.engine.device)
         if (wrong := self.checks.problem(update, run.server.state["model"])) is not None:
             self.answer_refused(session, self.rejected(session, job, *wrong))
             return
-        await asyncio.to_thread(write_payload, run.journal.payload(client, job), buffer)
+        payload, spool = run.journal.payload(client, job), run.journal.spool(client)
+        await asyncio.to_thread(write_payload, payload, buffer, spool)
         event = Arrived(client, job, record.version, record.steps)
         if (reason := run.guard.problem(event)) is not None or run.ended is not None:
             run.guard.refuse(reason or "late")
@@ -628,7 +630,7 @@ class LiveServer:
         self.counts["accepted"] += 1
         self.submit(run.arrive(event, update), (session, Accepted(job)))
 
-    def take_gradient(self, session: Session, buffer: bytearray) -> None:
+    def take_gradient(self, session: Session, buffer: bytearray | mmap) -> None:
         gradient = self.run.priming.unpack(buffer, self.run.engine.device)
         if (wrong := self.checks.problem(gradient, self.run.server.state["model"])) is not None:
             self.rejected(session, -1, *wrong)
