@@ -99,3 +99,19 @@ def test_a_server_that_is_asked_to_stop_goes_on_later(tmp_path: Path) -> None:
         assert live.result()["kind"] == "Interrupted"
         live.serve()
         require_same(live, 8)
+
+
+@pytest.mark.soak
+def test_a_neighbour_that_vanishes_gives_the_clusters_job_back(tmp_path: Path) -> None:
+    table = digits({**GOSSIP, "p": 0.5}, 6, fleet=CLUSTERS, until={"commits": 10})
+    with world(tmp_path, table) as live:
+        live.serve()
+        live.join_all(listen="127.0.0.1:0", step_seconds=0.05)
+        for at, device in ((2, 1), (5, 4)):
+            live.until(lambda at=at: live.commits() >= at)
+            live.kill(live.clients[device])
+            live.join(device, listen="127.0.0.1:0", step_seconds=0.05)
+        live.until(lambda: live.commits() >= 7)
+        live.kill(live.server)
+        live.serve()
+        require_same(live, 10)

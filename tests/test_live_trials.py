@@ -303,3 +303,15 @@ def test_a_thousand_idle_clients(tmp_path: Path) -> None:
         print(f"\n1000 idle clients: {(memory(live.server.pid) - empty) >> 10} MiB more, "
               f"{(cpu(live.server.pid) - before) / 10:.1%} of a core")  # fmt: skip
         assert live.server.is_alive()
+
+
+def test_sixteen_devices_gossip(tmp_path: Path) -> None:
+    fleet = {"name": "hlsgd", "clusters": {"count": 4, "graph": "ring"}}
+    method = {"name": "hl-sgd", "local_steps": 4, "gossip_every": 2, "client_lr": 0.1, "p": 0.5}
+    with world(tmp_path, digits(method, 16, fleet=fleet, until={"commits": 10})) as live:
+        live.serve()
+        live.join_all(listen="127.0.0.1:0")
+        result = live.result()["ok"]
+        found = verify(live.out)
+    print(f"\n16 devices: 10 commits in {result['virtual_seconds']:.1f} s; {found}")
+    assert found.within

@@ -93,8 +93,13 @@ def serve(
     )  # fmt: skip
     start_log(log)
     operations = Operations(metrics, metrics_open, view=sys.stderr.isatty() and not as_json)
+
+    def listening(server: Any) -> None:
+        print(f"offbeat: listening on port {server.port}, run {server.run_id}", file=sys.stderr)
+        operations.watch(server)
+
     try:
-        outcome = serve_run(experiment, out, options, None, operations.watch, overwrite)
+        outcome = serve_run(experiment, out, options, None, listening, overwrite)
     finally:
         operations.close()
     show_outcome(outcome, as_json, out)

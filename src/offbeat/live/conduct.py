@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -425,9 +424,6 @@ class Run:
         if few and self.starts % EVERY == 1 and begun.version in self.packets:
             write_payload(self.journal.sample(begun.client, begun.job, "start"), self.packets[begun.version])
             self.sampled.add((begun.client, begun.job))
-
-    def refused(self) -> Counter[str]:
-        return Counter(self.guard.refused)
 
 
 def require_live(built: Built) -> None:

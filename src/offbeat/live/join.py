@@ -323,6 +323,8 @@ class Client:
 
     def fetch(self) -> None:
         """The send buffer goes out now, or, where it waits for what is being made, as soon as that is there."""
+        if self.unheard:
+            return  # the answer is on its way
         self.asked = True
         if self.outbox is not None and (self.overlaps or self.current is None):
             (begun, packet), self.outbox = self.outbox, None

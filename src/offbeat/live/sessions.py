@@ -19,7 +19,7 @@ from mmap import mmap
 from typing import Any
 
 from offbeat.assemble import Built
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, StorageError
 from offbeat.live import transport
 from offbeat.live.checks import Checks
 from offbeat.live.conduct import Effect, Run
@@ -91,7 +91,6 @@ class LiveServer:
         self.facts = task_facts(built.task, table)
         self.model = model_digest(run.engine.flat)
         self.sessions: dict[int, Session] = {}
-        self.open_streams = 0
         self.leases: dict[int, float] = {}  # when a client that was cut off has left
         self.known: dict[int, dict[str, Any]] = run.journal.clients()
         for client, facts in self.known.items():
@@ -106,7 +105,6 @@ class LiveServer:
         self.failure: OffbeatError | None = None
         self.port = 0
         self.priming = built.method.what.prime is not None and not run.begun and run.journal.fact("state") is None
-        self.began = time.monotonic()
 
     # ---- life -----------------------------------------------------------------------------------
     async def serve(self, announce: Callable[[LiveServer], Any] | None = None) -> None:
@@ -258,7 +256,6 @@ class LiveServer:
     # ---- sessions -------------------------------------------------------------------------------
     async def session(self, _: Any, context: Any) -> None:
         """One stream, from the first word to its end."""
-        self.open_streams += 1
         peer = transport.peer_of(context)
         outlet = Outlet(context.write)
         session: Session | None = None
@@ -282,7 +279,6 @@ class LiveServer:
             with contextlib.suppress(Exception):
                 await context.write(encode(Refused(f"malformed: {error}"[:500], False)))
         finally:
-            self.open_streams -= 1
             if session is not None:
                 self.gone(session)
 
@@ -562,10 +558,14 @@ class LiveServer:
             return self.rejected(session, job, "rate", "too many updates in too short a time", again=True)
         free = shutil.disk_usage(run.journal.folder).free
         if free < self.options.limits.reserve_mib * 2**20 + record.size:
-            self.counts["disk_full"] += 1
-            log.error("the disk is full", extra={"facts": {"free": free}})
-            return Rejected(job, "the server's disk is full; it takes no updates until there is room", True)
+            return self.unwritten(job, f"{free:,} bytes are free")
         return None
+
+    def unwritten(self, job: int, reason: str) -> Rejected:
+        """No room for an update: it is not taken, and its client keeps it."""
+        self.counts["disk_full"] += 1
+        log.error("the disk is full", extra={"facts": {"why": reason}})
+        return Rejected(job, "the server's disk is full; it takes no updates until there is room", True)
 
     def rejected(self, session: Session, job: int, kind: str, reason: str, again: bool = False) -> Rejected:
         self.counts["refused"] += 1
@@ -614,7 +614,11 @@ class LiveServer:
             self.answer_refused(session, self.rejected(session, job, *wrong))
             return
         payload, spool = run.journal.payload(client, job), run.journal.spool(client)
-        await asyncio.to_thread(write_payload, payload, buffer, spool)
+        try:
+            await asyncio.to_thread(write_payload, payload, buffer, spool)
+        except StorageError as error:
+            self.answer_refused(session, self.unwritten(job, str(error)))
+            return
         event = Arrived(client, job, record.version, record.steps)
         if (reason := run.guard.problem(event)) is not None or run.ended is not None:
             run.guard.refuse(reason or "late")
