@@ -70,6 +70,9 @@ def test_killed_servers_and_clients_come_back(tmp_path: Path) -> None:
     table = digits({"name": "scaffold", "n": 2, **SGD}, until={"commits": 12})
     with world(tmp_path, table) as live:
         live.serve()
+        second = World(tmp_path, table, address="127.0.0.1:0")
+        second.serve()
+        assert "is in use by process" in second.result()["error"]
         live.join_all(step_seconds=0.05)
         for at in (2, 5):
             live.until(lambda at=at: live.commits() >= at, f"for commit {at}")
@@ -86,13 +89,11 @@ def test_killed_servers_and_clients_come_back(tmp_path: Path) -> None:
         assert not (live.out / "journal.sqlite3").exists()
 
 
+@pytest.mark.soak
 def test_a_server_that_is_asked_to_stop_goes_on_later(tmp_path: Path) -> None:
     table = digits({"name": "dlsgd-hetero", "n": 2, **SGD}, until={"commits": 8})
     with world(tmp_path, table, plain=True) as live:
         live.serve()
-        second = World(tmp_path, table, plain=True, address="127.0.0.1:0")
-        second.serve()
-        assert "is in use by process" in second.result()["error"]
         live.join_all(step_seconds=0.02)
         live.until(lambda: live.commits() >= 2)
         live.server.terminate()

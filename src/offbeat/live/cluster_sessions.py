@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from offbeat.assemble import Built
-from offbeat.live.conduct import Run
+from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options
 from offbeat.live.journal import write_payload
 from offbeat.live.sessions import FOREIGN, LiveServer, Session
@@ -118,7 +118,7 @@ class ClusterServer(LiveServer):
                 self.submit(run.tell(Joined(cluster)))
         elif block is None:
             if cluster in run.pending:
-                self.order(cluster)
+                self.submit([Effect("order", cluster)])
             elif run.open.get(cluster):  # begun under a server before this one, whose books on devices are gone
                 self.give_back(cluster)
         elif block.job.job in held:
@@ -162,9 +162,6 @@ class ClusterServer(LiveServer):
 
     def drop(self, client: int) -> None:
         """Tell all devices of a cluster to give up."""
-        block = self.blocks.get(client)
-        if block is not None and client in self.run.pending and not block.told:
-            return  # a newer order stands
         self.blocks.pop(client, None)
         for device in self.each[client].members:
             session = self.sessions.get(device)

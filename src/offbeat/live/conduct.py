@@ -60,7 +60,8 @@ CONSUMED = 8 << 20  # bytes of payloads that may wait, besides four times the st
 
 
 class Effect(NamedTuple):
-    """Something to send: an order, offer, fetch or drop to a client; an alarm to set; or the end."""
+    """Something to send: an order, fetch or drop to a client; an offer to all, or the newest one shown to a client; an
+    alarm to set; or the end."""
 
     kind: str
     client: int = -1

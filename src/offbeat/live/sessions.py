@@ -206,6 +206,8 @@ class LiveServer:
         elif effect.kind == "offer":
             for each in self.sessions.values():
                 self.offer(each)
+        elif effect.kind == "show" and effect.client in self.sessions:
+            self.offer(self.sessions[effect.client])
         elif effect.kind == "fetch":
             session = self.sessions.get(effect.client)
             if session is not None and session.ready and effect.client in self.run.asked:
@@ -409,8 +411,7 @@ class LiveServer:
             run.tell(Overwritten(client, job))
         if not run.open.get(client) and client not in run.pending:
             self.counts["given_back"] += 1
-            self.submit([*run.leave(client), *run.tell(Joined(client))])
-            self.offer(session)
+            self.submit([*run.leave(client), *run.tell(Joined(client)), Effect("show", client)])
 
     def enter(self, session: Session, ready: Ready) -> None:
         """A client can run the experiment: it is there, with what it has in hand."""
@@ -444,12 +445,9 @@ class LiveServer:
             return
         effects = run.tell(Joined(client)) if client in run.guard.away else []
         effects += self.reconcile(session, ready)
-        self.submit(effects)
         if not any(effect.kind == "order" and effect.client == client for effect in effects):
-            self.order(client)
-        self.offer(session)
-        if client in run.asked:
-            session.outlet.say(Fetch())
+            effects.append(Effect("order", client))
+        self.submit([*effects, Effect("show", client), Effect("fetch", client)])
 
     def reconcile(self, session: Session, ready: Ready) -> list[Effect]:
         """What a client has in hand, against what it was given: the rest is given back."""
@@ -503,15 +501,13 @@ class LiveServer:
         self.run.journal.set_fact("sizes", list(self.run.server.sizes))
         log.info("the run begins", extra={"facts": {"clients": len(there)}})
         self.submit(self.run.begin(there))
-        for session in self.sessions.values():
-            self.offer(session)
 
     def begun(self, session: Session, record: Began) -> None:
         client, run = session.client, self.run
         if not self.accepts(Begun(client, record.job, record.version, record.steps)):
             number = run.guard.numbers[client]
             session.outlet.say(Void(record.job, record.version, run.finished.get(client, -1), number))
-            self.order(client)  # what it should have begun on, once more
+            self.submit([Effect("order", client)])  # what it should have begun on, once more
             return
         waited = "INSERT INTO waits VALUES (?, ?, ?)"
         self.run.journal.put(waited, session.client, record.job, max(0.0, record.waited))
@@ -603,8 +599,7 @@ class LiveServer:
         if not refusal.again and refusal.reason != FOREIGN and refusal.job in run.open.get(client, {}):
             run.tell(Overwritten(client, refusal.job))
             if session.ready:
-                self.submit([*run.leave(client), *run.tell(Joined(client))])
-                self.offer(session)
+                self.submit([*run.leave(client), *run.tell(Joined(client)), Effect("show", client)])
 
     async def take_update(self, session: Session, record: Update, buffer: bytearray | mmap) -> None:
         """Look at the numbers, put them on the disk, then let the run have them."""
