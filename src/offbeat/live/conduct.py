@@ -130,7 +130,7 @@ class Run:
         self.epoch: int = journal.fact("epoch", 0) + 1
         self.begun = False
         self.ended: str | None = None
-        self.began = 0.0  # seconds of the system's clock at time 0
+        self.base, self.since = 0.0, time.monotonic()  # the run's time at a moment of this process
         self.latest = 0.0  # the time of the last row
         self.gathered: list[Row] = []  # since the last commit
         self.open: dict[int, dict[int, Begun]] = {}
@@ -153,8 +153,9 @@ class Run:
 
     # ---- time -----------------------------------------------------------------------------------
     def now(self) -> float:
-        """Seconds since the run began, in whole ticks; never backwards, whatever the system's clock does."""
-        elapsed = ticks(max(0.0, time.time() - self.began)) / PER_SECOND
+        """Seconds since the run began, in whole ticks. The system's clock counts only from one server to the next, and
+        never backwards."""
+        elapsed = ticks(self.base + time.monotonic() - self.since) / PER_SECOND
         self.latest = max(self.latest, elapsed)
         return self.latest
 
@@ -162,8 +163,8 @@ class Run:
     def begin(self, present: Iterable[int]) -> list[Effect]:
         """The first commands, with those who are there."""
         there = sorted(present)
-        self.began, self.begun, self.latest = time.time(), True, 0.0
-        self.journal.set_fact("began", self.began)
+        self.base, self.since, self.begun, self.latest = 0.0, time.monotonic(), True, 0.0
+        self.journal.set_fact("began", time.time())
         self.packets[0] = self.packet()
         self.loop.look()
         self.note_metrics()
@@ -191,7 +192,7 @@ class Run:
     def restore(self) -> list[Effect]:
         """Be where the journal ends. The orders that were under way are effects again."""
         journal = self.journal
-        self.began, self.begun = journal.fact("began"), True
+        self.begun = True
         self.loop.metrics = journal.metrics()
         self.epochs = journal.epochs()
         done = 0
@@ -205,6 +206,7 @@ class Run:
                 self.commit(now, record, again=self.commits < done)
             else:
                 self.absorb(record)
+        self.base, self.since = max(self.latest, time.time() - journal.fact("began")), time.monotonic()
         self.consumed = [job for job in journal.payloads() if job not in self.arrivals]
         self.drop_packets()
         effects = [Effect("order", *order) for order in self.pending.values()]
