@@ -149,7 +149,7 @@ class Run:
         self.disk = ThreadPoolExecutor(1, "state")
         self.primed: dict[int, Tensor] = {}
         self.starts = 0  # jobs begun, for the sample
-        self.sampled: set[JobName] = set()
+        self.sampled: set[JobName] = journal.sampled("start")
 
     # ---- time -----------------------------------------------------------------------------------
     def now(self) -> float:

@@ -98,6 +98,11 @@ class Journal:
     def sample(self, client: int, job: int, kind: str) -> Path:
         return self.folder / SAMPLES / f"{client}-{job}.{kind}"
 
+    def sampled(self, kind: str) -> set[tuple[int, int]]:
+        """The jobs of which a start or an update was kept."""
+        names = [file.stem.split("-") for file in (self.folder / SAMPLES).glob(f"*.{kind}")]
+        return {(int(client), int(job)) for client, job in names}
+
     # ---- what is written ------------------------------------------------------------------------
     def start(self) -> None:
         self.writer = threading.Thread(target=self.write, name="journal", daemon=True)
