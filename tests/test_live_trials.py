@@ -155,7 +155,9 @@ def test_chaos(method: str, tmp_path: Path) -> None:
         rows = read_trace(live.out)
         arrived = [record[:2] for _, record in rows if isinstance(record, Arrived)]
         used = [job for _, record in rows if isinstance(record, Commit) for job in dict.fromkeys(record.jobs)]
-        heard = {tuple(map(int, line.split())) for file in tmp_path.glob("heard-*") for line in file.open()}
+        heard = {
+            tuple(map(int, line.split())) for file in tmp_path.glob("heard-*") for line in file.read_text().splitlines()
+        }
         last = max(now for now, record in rows)
         found = verify(live.out)
         lost = acknowledged_and_gone(heard, arrived, live)

@@ -101,7 +101,7 @@ class Client:
         self.refused: str | None = None
         self.rng = random.Random()  # of its own: draws of jobs are watched
         self.lag = 0.0
-        self.heartbeat = self.lease = 5.0
+        self.heartbeat, self.lease = 5.0, 30.0  # until the server says
         self.counts = {"jobs": 0, "accepted": 0, "rejected": 0, "connections": 0, "bytes_up": 0, "bytes_down": 0}
 
     # ---- life -----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Client:
                 log.info("cut off", extra={"facts": {"reason": reason, "again_in": delay}})
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.stopped.wait(), delay * self.rng.uniform(0.5, 1.0))
-                delay = min(LONGEST, 2 * delay)
+                delay = min(LONGEST, max(1.0, self.lease / 3), 2 * delay)  # some attempts within a lease
         finally:
             working.cancel()
             if self.gossiper is not None:
