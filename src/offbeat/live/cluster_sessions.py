@@ -19,7 +19,7 @@ from offbeat.assemble import Built
 from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options
 from offbeat.live.journal import write_payload
-from offbeat.live.sessions import FOREIGN, LiveServer, Session
+from offbeat.live.sessions import FOREIGN, LiveServer, Session, jobs_in_hand
 from offbeat.live.wire import (
     Accepted,
     Began,
@@ -109,10 +109,11 @@ class ClusterServer(LiveServer):
             self.gather(session)
             return
         block = self.blocks.get(cluster)
-        held = {item[0] for item in ready.held if isinstance(item, list) and item}
-        for item in ready.held:
-            if block is None or [*block.job[1:]] != list(item[:3]):
-                session.outlet.say(Void(item[0], item[1], run.finished.get(cluster, -1), run.guard.numbers[cluster]))
+        held = set()
+        for job, version, steps, _ in jobs_in_hand(ready):
+            held.add(job)
+            if block is None or block.job[1:] != (job, version, steps):
+                session.outlet.say(Void(job, version, run.finished.get(cluster, -1), run.guard.numbers[cluster]))
         if cluster in run.guard.away:
             if self.there(cluster):
                 self.submit(run.tell(Joined(cluster)))

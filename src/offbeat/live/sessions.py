@@ -453,10 +453,7 @@ class LiveServer:
         """What a client has in hand, against what it was given: the rest is given back."""
         client, run = session.client, self.run
         held = set()
-        for item in ready.held:
-            if not (isinstance(item, list) and len(item) == 4 and all(isinstance(n, int) for n in item)):
-                raise WireError("held of a Ready is not what it should be")
-            job, version, steps, done = item
+        for job, version, steps, done in jobs_in_hand(ready):
             if not self.accepts(Begun(client, job, version, steps)):
                 number = run.guard.numbers[client]
                 session.outlet.say(Void(job, version, run.finished.get(client, -1), number))
@@ -664,6 +661,14 @@ class LiveServer:
                       "down": self.counts["bytes_down"] + sum(s.outlet.bytes for s in self.sessions.values())},
             "metrics": run.loop.metrics[-1] if run.loop.metrics else None,
         }  # fmt: skip
+
+
+def jobs_in_hand(ready: Ready) -> list[tuple[int, int, int, bool]]:
+    """Job, version and steps of what a client has in hand, and whether it is finished."""
+    for item in ready.held:
+        if not (isinstance(item, list) and len(item) == 4 and all(isinstance(n, int) for n in item)):
+            raise WireError("held of a Ready is not what it should be")
+    return [(job, version, steps, bool(done)) for job, version, steps, done in ready.held]
 
 
 def failure(task: asyncio.Task[Any]) -> BaseException | None:
