@@ -29,6 +29,10 @@ COMMANDS = (
     "report",
     "watch",
     "choose",
+    "serve",
+    "join",
+    "keys",
+    "fleet",
 )
 
 
