@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offbeat.fleets.fleet import Fleet
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
+    from offbeat.numerics.metrics import Metric, metric
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
     from offbeat.schedule.sampled import Sampled
@@ -34,6 +35,7 @@ __all__ = [
     "Job",
     "Local",
     "Method",
+    "Metric",
     "OffbeatError",
     "Policy",
     "ReplayDiffers",
@@ -44,6 +46,7 @@ __all__ = [
     "Task",
     "build",
     "compare",
+    "metric",
     "replay",
     "resume",
     "run",
@@ -59,6 +62,7 @@ _HOMES = {
     "fleets.fleet": ("Fleet",),
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
+    "numerics.metrics": ("Metric", "metric"),
     "schedule.buffer": ("Buffer",),
     "schedule.rounds": ("Rounds",),
     "schedule.sampled": ("Sampled",),

@@ -16,6 +16,7 @@ from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress
+from offbeat.runs.target import LIMITS, plain_name, target_key
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Comparison:
     """Outcomes by label, one per seed."""
 
     outcomes: Mapping[str, Sequence[Outcome]]
-    target: float | None
+    target: str | None  # as results call it
 
     def __str__(self) -> str:
         return report.markdown(report.COLUMNS, self.rows())
@@ -75,9 +76,17 @@ def compare(
             with storing(folder.path):
                 folder.add([], names)
             outcomes = run_all(jobs, folder.path, progress)
-    targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
-    targets += [e.targets[0] for e in experiments.values() if e.targets]
-    return Comparison(outcomes, targets[0] if targets else None)
+    return Comparison(outcomes, first_target(list(experiments.values())))
+
+
+def first_target(experiments: Sequence[Experiment]) -> str | None:
+    """The target whose time a table shows: a limit on a metric before others."""
+    spent = set(LIMITS) - {"accuracy", "accuracy_smoothed"}
+    aims = [(plain_name(name), value) for e in experiments for name, value in e.until.items() if name not in spent]
+    for e in experiments:
+        given = e.targets if isinstance(e.targets, Mapping) else {"accuracy": e.targets}
+        aims += [(name, value) for name, values in given.items() for value in values]
+    return target_key(aims[0][0], aims[0][1]) if aims else None
 
 
 def run_all(

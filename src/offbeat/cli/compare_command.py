@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbeat import toml
-from offbeat.cli.flags import Device, FleetName, Json, Overwrite, Sets, TaskName, Until, merge
+from offbeat.cli.flags import Device, FleetName, Json, Metrics, Overwrite, Sets, TaskName, Until, merge
 from offbeat.cli.output import show_table
 from offbeat.errors import BadNumbers, ConfigError
 
@@ -30,6 +30,7 @@ def compare(
     seeds: Annotated[int, typer.Option(help="How many seeds, from the config's seed on.", min=1)] = 1,
     device: Device = None,
     until: Until = None,
+    metrics: Metrics = None,
     sets: Sets = None,
     out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
         "runs/compare"
@@ -39,7 +40,7 @@ def compare(
 ) -> None:
     """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
     flags = {"task": task, "fleet": fleet, "device": device}
-    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [])
+    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     common, experiments = labelled(table, methods or [])
     from offbeat.comparison import compare
     from offbeat.runs import report

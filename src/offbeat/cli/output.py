@@ -43,7 +43,7 @@ def show_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
     from offbeat.runs import report
 
     target = next(iter(result["reached"]), None)
-    rows = report.comparison_rows({result["method"]: [result]}, float(target) if target else None)
+    rows = report.comparison_rows({result["method"]: [result]}, target)
     show_table(f"{result['task']} on {result['fleet']}", report.COLUMNS, rows)
     for kind, title in (("reached", "first reached"), ("reached_smoothed", "mean of 5 evaluations reached")):
         for target, at in result[kind].items():

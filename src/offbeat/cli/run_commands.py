@@ -13,6 +13,7 @@ from offbeat.cli.flags import (
     Device,
     FleetName,
     Json,
+    Metrics,
     Overwrite,
     Seed,
     Sets,
@@ -33,6 +34,7 @@ def run(
     seed: Seed = None,
     device: Device = None,
     until: Until = None,
+    metrics: Metrics = None,
     sets: Sets = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for config, trace, metrics, result and model; new or empty.")
@@ -45,7 +47,7 @@ def run(
     Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
-    experiment = experiment_of(config, flags, sets, until)
+    experiment = experiment_of(config, flags, sets, until, metrics)
     from offbeat.experiment import run
     from offbeat.runs.progress import Progress
 

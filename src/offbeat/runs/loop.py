@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from offbeat.engines.engine import Done
 from offbeat.errors import BadNumbers, Interrupted, OffbeatError
+from offbeat.numerics.evaluation import Figure
 from offbeat.records import Row
 from offbeat.runs.account import Account
 from offbeat.runs.progress import Progress
 from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Checkpoint
-from offbeat.runs.target import SMOOTH, crossing, stop_reason
+from offbeat.runs.target import SMOOTH, crossing, stop_reason, target_key, target_list
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.trace import difference
 
@@ -46,6 +47,12 @@ class Evaluate:
 
     every_commits: int | None = None
     every_seconds: float | None = None
+    metrics: list[Any] | None = None  # further ones, by name
+    on: Literal["test", "train", "held-out"] | None = None  # where the figures come from
+    clients: bool | None = None  # single clients, too; left out: where there are sets of them
+    training_loss: bool | None = None  # the mean over clients of the loss over their shards
+    hold_out: float | None = None  # a share of every shard that is not trained on, but looked at
+    unseen: int | None = None  # clients that never train, but are looked at
 
     def due(self, version: int, before: float, now: float) -> bool:
         if self.every_commits is not None and version % self.every_commits == 0:
@@ -81,9 +88,9 @@ class Config(Protocol):
     @property
     def until(self) -> Mapping[str, float]: ...
     @property
-    def evaluate(self) -> Mapping[str, float]: ...
+    def evaluate(self) -> Mapping[str, Any]: ...
     @property
-    def targets(self) -> Sequence[float]: ...
+    def targets(self) -> Sequence[float] | Mapping[str, Sequence[float]]: ...
     @property
     def checkpoint_seconds(self) -> float: ...
 
@@ -102,6 +109,16 @@ class Engine(Protocol):
         """Strike off the jobs of a horizon that were computed before a checkpoint."""
 
     def evaluate(self) -> Mapping[str, Any]: ...
+    @property
+    def figures(self) -> Mapping[str, Figure]:
+        """What each metric is."""
+
+    def faults(self) -> dict[str, str]:
+        """What metrics said that failed."""
+
+    def client_figures(self) -> Mapping[str, Sequence[float | None]]:
+        """What the last evaluation found of each client."""
+
     def finite(self) -> bool: ...
     def model(self) -> dict[str, torch.Tensor]: ...
     def report(self) -> dict[str, Any]: ...
@@ -157,7 +174,7 @@ def go(
     if store is not None:
         counts = account.participation
         loop.save(horizon)
-        store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
+        store.close(result, model, client_rows(account.clients, counts, engine.client_figures()))
     outcome = Outcome(result, loop.metrics, model)
     if failure is not None:
         failure.outcome = outcome
@@ -176,7 +193,7 @@ class Loop:
         self.account = account
         self.store = store
         self.progress = progress
-        self.evaluate = Evaluate(**config.evaluate)  # type: ignore[arg-type]
+        self.evaluate = Evaluate(**config.evaluate)
         self.metrics: list[dict[str, Any]] = []
         self.saved = time.perf_counter()
         self.began = time.perf_counter()
@@ -242,7 +259,7 @@ class Loop:
     def run(self, horizon: Horizon) -> str:
         if not self.metrics:
             self.look()
-        self.require_finite({name: self.metrics[-1][name] for name in ("loss", "accuracy")})  # of a resumed run, too
+        self.require_finite(self.metrics[-1])  # of a resumed run, too
         reason = self.reached()
         commits = self.engine.commits(horizon)
         while reason is None:
@@ -286,7 +303,7 @@ class Loop:
             if spent >= self.config.until.get(name, math.inf):
                 return f"{name} {spent:.0f} >= {self.config.until[name]}"
         looked = self.metrics[-1]["commit"] == self.account.commits
-        return stop_reason(self.config.until, self.metrics) if looked else None
+        return stop_reason(self.config.until, self.metrics, self.engine.figures) if looked else None
 
     def note(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         self.account.take(rows, jobs, staleness)
@@ -309,6 +326,7 @@ class Loop:
             "bytes_d2d": round(a.bytes_d2d),
             "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
         }
+        row |= {name: value for name, value in metrics.items() if name not in row}
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
@@ -316,7 +334,8 @@ class Loop:
 
     def require_finite(self, metrics: Mapping[str, float | None]) -> None:
         """Stops a run whose model or result is no number any more, though every update that came in was finite."""
-        bad = [f"its {name} is {value}" for name, value in metrics.items() if not math.isfinite(value or 0.0)]
+        loss = metrics["loss"]
+        bad = [] if math.isfinite(loss or 0.0) else [f"its loss is {loss}"]
         if not self.engine.finite():
             bad.append("it holds NaN or infinity")
         if bad:
@@ -335,8 +354,8 @@ class Loop:
 
     def result(self, parts: Parts, ended: str) -> dict[str, Any]:
         seen = [row["accuracy"] for row in self.metrics if row["accuracy"] is not None]
-        aims = [self.config.until[name] for name in ("accuracy", "accuracy_smoothed") if name in self.config.until]
-        targets = sorted({*self.config.targets, *aims})
+        figures = self.engine.figures
+        targets = target_list(self.config.targets, self.config.until, figures)
         summary = self.account.summary()
         computed = self.engine.report()
         return {
@@ -351,14 +370,43 @@ class Loop:
             "accuracy_final": seen[-1] if seen else None,
             "accuracy_best": max(seen) if seen else None,
             "loss_final": self.metrics[-1]["loss"] if self.metrics else None,
-            "reached": {str(t): reached(self.metrics, t, 1) for t in targets},
-            "reached_smoothed": {str(t): reached(self.metrics, t, SMOOTH) for t in targets},
+            "metrics": {name: summed_up(self.metrics, name, figure) for name, figure in figures.items()},
+            "metric_faults": self.engine.faults(),
+            "reached": {target_key(n, t): reached(self.metrics, n, t, 1, figures) for n, t in targets},
+            "reached_smoothed": {target_key(n, t): reached(self.metrics, n, t, SMOOTH, figures) for n, t in targets},
             "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),
             **computed,
             "wall_seconds": time.perf_counter() - self.began,
         }
 
 
-def reached(metrics: Sequence[Mapping[str, Any]], target: float, smooth: int) -> dict[str, Any] | None:
-    at = crossing(metrics, target, smooth)
+def reached(
+    metrics: Sequence[Mapping[str, Any]], name: str, target: float, smooth: int, figures: Mapping[str, Figure]
+) -> dict[str, Any] | None:
+    more = name not in figures or bool(figures[name].more_is_better)
+    at = crossing(metrics, target, smooth, name, more)
     return None if at is None else {"commit": at.commit, "virtual_seconds": at.virtual_seconds}
+
+
+def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -> dict[str, Any]:
+    """A metric of a whole run: at its end and at its best, and which data it comes from."""
+    seen = [(row[name], row["commit"]) for row in metrics if row.get(name) is not None]
+    more = figure.more_is_better
+    best = None if not seen or more is None else (max if more else min)(value for value, _ in seen)
+    return {
+        "final": seen[-1][0] if seen else None,
+        "best": best,
+        "best_commit": next((commit for value, commit in seen if value == best), None),
+        "more_is_better": more,
+        "data": figure.data,
+    }
+
+
+def client_rows(
+    clients: int, updates: Mapping[int, int], figures: Mapping[str, Sequence[float | None]]
+) -> list[dict[str, Any]]:
+    """One row per client: its updates, and what the last evaluation found of it."""
+    return [
+        {"client": c, "updates": updates[c], **{name: values[c] for name, values in figures.items()}}
+        for c in range(clients)
+    ]

@@ -63,12 +63,12 @@ def average(results: Sequence[Mapping[str, Any]], *path: str) -> float | None:
     return mean(found)
 
 
-def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: float | None) -> list[list[str]]:
+def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: str | None) -> list[list[str]]:
     """One row per label, figures averaged over seeds."""
     rows = []
     for label, results in runs.items():
-        reached = None if target is None else average(results, "reached", str(target), "virtual_seconds")
-        some = any(r["reached"].get(str(target)) for r in results) if target is not None else False
+        reached = None if target is None else average(results, "reached", target, "virtual_seconds")
+        some = any(r["reached"].get(target) for r in results) if target is not None else False
         megabytes = [average(results, name) for name in ("bytes_up", "bytes_down", "bytes_d2d")]
         rows.append(
             [
