@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from offbeat.numerics import convolution
-from offbeat.numerics.clients import Places
+from offbeat.numerics.fast import convolution
+from offbeat.numerics.fast.places import Places
 
 CLIENTS = {"cpu": 5, "cuda": 48}
 SIDES = [  # channels, side, filters, kernel, stride, padding

@@ -16,8 +16,8 @@ from offbeat.engines.engine import Engine
 from offbeat.engines.tiles import LADDER, TiledAdvance
 from offbeat.errors import ConfigError
 from offbeat.method import Local, Method, Rule
-from offbeat.numerics import convolution
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast import convolution
 from offbeat.numerics.local import descend
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun

@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from offbeat import keys
-from offbeat.numerics import clients
+from offbeat.numerics.draws import keep, limit
+from offbeat.numerics.fast.entropy import IGNORED
+from offbeat.numerics.fast.places import Places
 from offbeat.numerics.samples import ROUNDS, Samples
 
 pytest.importorskip("triton", reason="Triton is not installed")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1", allow_module_level=True)
 
-from offbeat.numerics import kernels
+from offbeat.numerics.fast import kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -62,7 +64,7 @@ def test_convolutions(x: Any, w: Any, step: int, padding: int, places: bool) -> 
     if places:  # gradients go where they belong, into rows that are longer
         rows = torch.full((x[0], weights[0].numel() + w[0] + 3), float("nan"), device=DEVICE)
         at = rows[:, : weights[0].numel()].unflatten(1, w), rows[:, weights[0].numel() : -3]
-        held = clients.Places([weights, bias], at)
+        held = Places([weights, bias], at)
     found = kernels.Convolve.apply(images, weights, bias, step2, padding2, held)
     close(found, want)
     g = torch.randn_like(want)
@@ -86,9 +88,9 @@ def test_pooling(layout: str) -> None:
 
 def test_cross_entropy() -> None:
     z, y = normal(5, 10, 7), torch.arange(50, device=DEVICE).reshape(5, 10) % 7
-    y[1, :4] = clients.IGNORED
+    y[1, :4] = IGNORED
     want = torch.stack([functional.cross_entropy(z[i], y[i]) for i in range(5)])
-    found = kernels.Entropy.apply(z, y, clients.IGNORED)
+    found = kernels.Entropy.apply(z, y, IGNORED)
     close(found, want)
     g = torch.randn_like(want)
     close(torch.autograd.grad(found, z, g)[0], torch.autograd.grad(want, z, g)[0])
@@ -111,8 +113,8 @@ def test_draws_are_the_same_everywhere(sampling: Any) -> None:
 def test_dropout() -> None:
     x = normal(4, 3, 5, 6, 2).permute(0, 1, 4, 2, 3)
     key = keys.key(7, "noise", torch.arange(4, device=DEVICE))
-    found = kernels.Dropout.apply(x, key, clients.limit(0.3), 0.3)
-    factors = clients.keep(x, key, 0.3)
+    found = kernels.Dropout.apply(x, key, limit(0.3), 0.3)
+    factors = keep(x, key, 0.3)
     close(found, x * factors)
     close(torch.autograd.grad(found.sum(), x)[0], factors)
 

@@ -27,8 +27,7 @@ CLIENTS, BATCH = 3, 3
 SMALL, LARGE = 4, 192  # widths; the larger one passes every threshold on sizes
 JOBS = [Begun(0, 0, 0, 2), Begun(1, 3, 0, 2), Begun(2, 1, 0, 2)]
 ALONE = {  # modules that `vmap` cannot batch: they run one client after another
-    "checkpoint", "embedding by frequency", "lstm", "lstm cell", "lstm projected", "gru", "normal law", "rnn",
-    "seeds itself",
+    "checkpoint", "embedding by frequency", "normal law", "seeds itself",
 }  # fmt: skip
 PLAIN = ("loss cross-entropy, weighted", "orthogonal")  # modules whose steps cannot be captured
 SAMPLE = (
@@ -195,6 +194,10 @@ SMOOTH = (
     "encoder",
     "gru cell",
     "lstm cell",
+    "lstm",
+    "gru both ways",
+    "rnn",
+    "lstm projected",
     "noise",
 )
 

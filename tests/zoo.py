@@ -229,7 +229,21 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "rnn": lambda w: Animal(nn.RNN(w, w, batch_first=True), (3, w)),
     "lstm": lambda w: Animal(nn.LSTM(w, w, 2, batch_first=True, bidirectional=True), (3, w)),
     "lstm projected": lambda w: Animal(nn.LSTM(w, w, proj_size=2, batch_first=True), (3, w)),
+    "lstm with dropout": lambda w: Animal(nn.LSTM(w, w, 2, dropout=0.5, batch_first=True), (3, w)),
+    "lstm, last state": lambda w: Animal(Own(lambda m, x: m.parts[0](x)[1][0][-1], nn.LSTM(
+        w, w, 2, bias=False, batch_first=True)), (3, w)),
+    "lstm, own start": lambda w: Animal(Own(lambda m, x: m.parts[0](x, (m.h.expand(1, len(x), w).contiguous(),
+                                            m.c.expand(1, len(x), w).contiguous()))[0], nn.LSTM(w, w, batch_first=True),
+                                            h=(1, 1, w), c=(1, 1, w)), (3, w)),
     "gru": lambda w: Animal(nn.GRU(w, w, 2, batch_first=True), (3, w)),
+    "gru both ways": lambda w: Animal(nn.GRU(w, w, 2, dropout=0.3, batch_first=True, bidirectional=True), (3, w)),
+    "gru without bias": lambda w: Animal(nn.GRU(w, w, bias=False), (3, w)),
+    "gru, frozen": lambda w: Animal(seq(nn.Linear(w, w), Own(lambda m, x: m.parts[0](x)[0], frozen(nn.GRU(w, w)))), (3, w)),
+    "rnn relu both ways": lambda w: Animal(nn.RNN(w, w, 2, "relu", batch_first=True, bidirectional=True), (3, w)),
+    "rnn cells": lambda w: Animal(Own(lambda m, x: m.parts[1](x[:, 1], m.parts[0](x[:, 0])), nn.RNNCell(w, w),
+                                      nn.GRUCell(w, w)), (3, w)),
+    "lstm cells": lambda w: Animal(Own(lambda m, x: m.parts[0](x[:, 1], m.parts[0](x[:, 0]))[0], nn.LSTMCell(w, w)),
+                                   (3, w)),
     "rnn cell": lambda w: Animal(nn.RNNCell(w, w), (w,)),
     "lstm cell": lambda w: Animal(nn.LSTMCell(w, w), (w,)),
     "gru cell": lambda w: Animal(nn.GRUCell(w, w), (w,)),
@@ -238,6 +252,18 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "attention, weights kept": lambda w: Animal(Own(lambda m, x: m.parts[0](x, x, x, need_weights=False)[0],
                                                     nn.MultiheadAttention(w, 2, batch_first=True)), (3, w)),
     "scaled attention": lambda w: Animal(Own(lambda m, x: attend(m, x, is_causal=True), w=(3 * w, w)), (3, w)),
+    "attention with a mask": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=torch.tensor(
+        [[True, False, False], [False, False, False], [True, True, True]], device=x.device)), w=(3 * w, w)), (3, w)),
+    "attention with learned shifts": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=m.s), w=(3 * w, w), s=(3, 3)),
+                                                      (3, w)),
+    "attention with masks of samples": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=(
+        x[..., 0] < 9)[:, None, None].expand(len(x), 1, 3, 3)), w=(3 * w, w)), (3, w)),
+    "attention by groups": lambda w: Animal(Own(lambda m, x: F.scaled_dot_product_attention(
+        F.linear(x, m.w).unflatten(-1, (2, -1)).transpose(1, 2), x[:, None], x[:, None, :, :], scale=0.3, enable_gqa=True)
+        if w == 0 else F.scaled_dot_product_attention(F.linear(x, m.w), x, x, scale=0.3), w=(w, w)), (3, w)),
+    "embedding bag, means": lambda w: Animal(nn.EmbeddingBag(9, w), (3,), tokens=9),
+    "embedding bag, maxima": lambda w: Animal(nn.EmbeddingBag(9, w, mode="max"), (3,), tokens=9),
+    "embedding bag with padding": lambda w: Animal(nn.EmbeddingBag(9, w, mode="sum", padding_idx=2), (3,), tokens=9),
     "encoder": lambda w: Animal(nn.TransformerEncoderLayer(w, 2, 2 * w, 0.0, batch_first=True), (3, w)),
     "decoder": lambda w: Animal(decoder(w, 0.0), (3, w)),
     # pooling, shapes, padding
@@ -358,7 +384,6 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
                        "when the same step is taken twice"),
     "shrunk weights": (lambda w: Animal(Own(lambda m, x: F.linear(x, m.w.data.mul_(0.9)) + m.w.sum(), w=(w, w)), (w,)),
                         "its own parameters"),
-    "lstm with dropout": (lambda w: Animal(nn.LSTM(w, w, 2, dropout=0.5, batch_first=True), (3, w)), "'bernoulli_' in LSTM"),
     "fractional pool": (lambda w: Animal(seq(nn.Conv2d(2, w, 1), nn.FractionalMaxPool2d(2, 2)), (2, 4, 4)), "'rand' in Frac"),
     "multinomial": (lambda w: Animal(Own(lambda m, x: x[:, torch.multinomial(m.s.softmax(0), 2)], s=(w,)), (w,)),
                     "'multinomial' in Own ('body')"),

@@ -45,6 +45,10 @@ class Keyed(TorchFunctionMode):
         if func in COMPOSED:
             with self:
                 return seen_inside(func)(*args, **kwargs)
+        if func in RECURRENT and kwargs.keys() <= {"generator"} and isinstance(args[2], tuple | list):
+            result = self.layer_by_layer(func, *args)
+            if result is not NotImplemented:
+                return result
         return self.other(func, args, kwargs)
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,6 +196,27 @@ class Keyed(TorchFunctionMode):
     def torch_feature_alpha_dropout(self, input: Tensor, p: float, train: bool) -> Any:
         return self.feature_alpha_dropout(input, p, train)
 
+    def layer_by_layer(
+        self, func: Any, input: Tensor, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float,
+        train: bool, bidirectional: bool, batch_first: bool,
+    ) -> Any:  # fmt: skip
+        """Recurrent layers with dropout between them; without that they are left to the library."""
+        if not (train and dropout and num_layers > 1):
+            return NotImplemented
+        states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        ways, each = 1 + bidirectional, len(params) // num_layers
+        x, ends = input, []
+        for level in range(num_layers):
+            own = tuple(s[level * ways : (level + 1) * ways] for s in states)
+            weights = params[level * each : (level + 1) * each]
+            with self:
+                x, *last = func(
+                    x, own if len(own) > 1 else own[0], weights, has_biases, 1, 0.0, train, bidirectional, batch_first
+                )
+            ends.append(last)
+            x = self.dropout(x, dropout) if level + 1 < num_layers else x
+        return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -230,6 +255,7 @@ RULES: dict[Any, str] = {
     )},
     functional.scaled_dot_product_attention: "attention",
 }  # fmt: skip
+RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 COMPOSED = {functional.multi_head_attention_forward, functional.gumbel_softmax}  # in Python, of calls that may draw
 
 
@@ -284,7 +310,7 @@ class Dropout(ForOne):
     def vmap(info: Any, dims: Any, x: Tensor, key: Tensor, p: float) -> Any:
         x, key = first(x, dims[0], info.batch_size), first(key, dims[1], info.batch_size)
         if x.is_cuda and x.dtype != torch.float64 and compiled():  # Triton's numbers have 32 bits
-            from offbeat.numerics import kernels
+            from offbeat.numerics.fast import kernels
 
             return kernels.Dropout.apply(x, key, limit(p), p), 0  # type: ignore[no-untyped-call]
         return x * keep(x, key, p), 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import Job, Local, State, Update
-from offbeat.numerics.clients import Descend
+from offbeat.numerics.fast.dense import Descend
 from offbeat.numerics.rates import Rate, client_rate
 from offbeat.options import fits
 

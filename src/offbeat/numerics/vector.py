@@ -21,8 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
 from offbeat.errors import ConfigError
-from offbeat.numerics.clients import ForClients, Places
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast.places import Places
+from offbeat.numerics.fast.recurrent import TwiceDifferentiable
+from offbeat.numerics.fast.table import ForClients
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
 
@@ -175,7 +177,8 @@ class FlatModel:
         """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""
 
         def loss(flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-            return self.one(flat, x, y, key)
+            with TwiceDifferentiable(key):
+                return self.batch_loss(self.views(flat), x, y)
 
         # other means of attention and of cuDNN can be differentiated once only
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False):

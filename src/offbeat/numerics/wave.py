@@ -109,7 +109,7 @@ def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: i
     keys `[n, count]` for what the model itself draws. All of it follows from the job's key and the step."""
     samples = problem.samples
     if work.key.is_cuda and samples.batch is not None and samples.sampling in KEYED and compiled():
-        from offbeat.numerics import kernels
+        from offbeat.numerics.fast import kernels
 
         at = torch.as_tensor(begin, device=work.key.device)
         shards = (samples.order, samples.first, samples.size, work.client, work.key)

@@ -74,7 +74,7 @@ def each(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, p
 
 def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """A kernel of our own that reads the patches where they lie."""
-    from offbeat.numerics import kernels
+    from offbeat.numerics.fast import kernels
 
     out: Tensor = kernels.Convolve.apply(x, w, bias, step, padding, places)  # type: ignore[no-untyped-call]
     return out

@@ -1,0 +1,59 @@
+"""Normalisations of each sample by itself, with scales and shifts of each client's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from offbeat.numerics.draws import ForOne, compiled, first
+from offbeat.numerics.fast.places import Places
+
+
+def group_norm(
+    places: Places | None, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Each sample's channels in groups, each group to mean 0 and variance 1; then a scale and a shift per channel."""
+    if input.dim() < 2 or input.shape[1] % num_groups or input[0].numel() <= num_groups:
+        return NotImplemented  # a mistake: the library says which
+    grouped = input.reshape(input.shape[0], num_groups, -1)
+    variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+    out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(input.shape)
+    channels = (input.shape[1],) + (1,) * (input.dim() - 2)
+    out = out if weight is None else out * weight.reshape(channels)
+    return out if bias is None else out + bias.reshape(channels)
+
+
+def layer_norm(
+    places: Places | None, input: Tensor, normalized_shape: Any, weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Each sample's last axis to mean 0 and variance 1; then a scale and a shift of each number."""
+    ours = input.is_cuda and input.dtype == torch.float32 and compiled() and input.dim() >= 2
+    if not ours or weight is None or len(normalized_shape) != 1 or input.shape[-1] > WIDEST:
+        return NotImplemented
+    return LayerNorm.apply(input, weight, bias, eps, places)  # type: ignore[no-untyped-call]
+
+
+WIDEST = 4096  # numbers that one program of our kernel holds
+
+
+class LayerNorm(ForOne):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, places: Places | None) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, places: Places | None
+    ) -> Any:
+        from offbeat.numerics.fast import norm_kernels
+
+        n = info.batch_size
+        x, weight = first(x, dims[0], n), first(weight, dims[1], n)
+        shift = None if bias is None else first(bias, dims[2], n)
+        out = norm_kernels.LayerNorm.apply(x.flatten(1, -2), weight, shift, eps, places)  # type: ignore[no-untyped-call]
+        return out.reshape(x.shape), 0

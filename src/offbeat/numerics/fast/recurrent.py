@@ -1,0 +1,453 @@
+"""Recurrent layers of n clients: their products batched, their time steps one after the other.
+
+A layer in one direction is two things: the share of the inputs in the gates, one product over all times, and a scan,
+in which the state of each time enters the next. The scans below are written out for all clients with gradients of their
+own: `gates [n, b, T, g h]`, states `[n, b, h]`, and `w [n, g h, h]`, for g gates of width h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from offbeat.numerics.draws import RECURRENT, ForOne, Keyed, compiled, first
+from offbeat.numerics.fast.dense import Linear
+from offbeat.numerics.fast.places import Places, into
+
+
+class Layer(NamedTuple):
+    """The weights of one layer in one direction; those it lacks are None."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
+    w_hr: Tensor | None = None  # an LSTM's projection
+
+
+# ---- PyTorch's functions, with PyTorch's names of arguments; packed sequences are left to the library
+def lstm(
+    places: Places | None, input: Tensor, hx: Any, params: Any = None, has_biases: Any = True, num_layers: Any = 1,
+    dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False, run: Any = None,
+) -> Any:  # fmt: skip
+    if not isinstance(hx, tuple | list) or (dropout and train and num_layers > 1):
+        return NotImplemented
+    projected = hx[0].shape[-1] != hx[1].shape[-1]
+    layers = layers_of(params, has_biases, projected)
+    return stacked(run or lstm_layer, places, input, tuple(hx), layers, num_layers, bidirectional, batch_first)
+
+
+def gru(places: Places | None, *args: Any, **kwargs: Any) -> Any:
+    return one_state(gru_layer, places, *args, **kwargs)
+
+
+def rnn_tanh(places: Places | None, *args: Any, **kwargs: Any) -> Any:
+    return one_state(tanh_layer, places, *args, **kwargs)
+
+
+def rnn_relu(places: Places | None, *args: Any, **kwargs: Any) -> Any:
+    return one_state(relu_layer, places, *args, **kwargs)
+
+
+def one_state(
+    run: Any, places: Places | None, input: Tensor, hx: Tensor, params: Any = None, has_biases: Any = True,
+    num_layers: Any = 1, dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False,
+) -> Any:  # fmt: skip
+    if not isinstance(params, tuple | list) or (dropout and train and num_layers > 1):
+        return NotImplemented
+    layers = layers_of(params, has_biases, False)
+    out, (last,) = stacked(run, places, input, (hx,), layers, num_layers, bidirectional, batch_first, joined=False)
+    return out, last
+
+
+def lstm_cell(
+    places: Places | None, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:  # fmt: skip
+    h, c = hx
+    _, (h, c) = lstm_layer(places, input[:, None], (h, c), Layer(w_ih, w_hh, b_ih, b_hh), False)
+    return h, c
+
+
+def gru_cell(
+    places: Places | None, input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:  # fmt: skip
+    return gru_layer(places, input[:, None], (hx,), Layer(w_ih, w_hh, b_ih, b_hh), False)[1][0]
+
+
+def layers_of(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[Layer]:
+    """PyTorch's flat list of weights, cut up: each layer's, and within it each direction's."""
+    each = 2 + 2 * has_biases + projected
+    cut = [tuple(params[i : i + each]) for i in range(0, len(params), each)]
+    return [Layer(*w[: each - projected])._replace(w_hr=w[-1] if projected else None) for w in cut]
+
+
+def stacked(
+    run: Any, places: Places | None, x: Tensor, states: tuple[Tensor, ...], layers: list[Layer], depth: int, both: bool,
+    batch_first: bool, joined: bool = True,
+) -> Any:  # fmt: skip
+    """Layers upon one another, each in one direction or both. States are `[layers, b, h]`, as PyTorch has them."""
+    x = x if batch_first else x.transpose(0, 1)
+    lasts: list[tuple[Tensor, ...]] = []
+    ways = 2 if both else 1
+    for level in range(depth):
+        outs = []
+        for way in range(ways):
+            place = level * ways + way
+            out, last = run(places, x, tuple(s[place] for s in states), layers[place], way == 1)
+            outs.append(out)
+            lasts.append(last)
+        x = torch.cat(outs, dim=-1) if both else outs[0]
+    ends = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
+    out = x if batch_first else x.transpose(0, 1)
+    return (out, *ends) if joined else (out, ends)
+
+
+# ---- one layer in one direction, for one client: x [b, T, i] -------------------------------------
+def lstm_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool) -> Any:
+    bias = None if layer.b_ih is None or layer.b_hh is None else layer.b_ih + layer.b_hh
+    gates = Linear.apply(x, layer.w_ih, bias, places)  # type: ignore[no-untyped-call]
+    h, c = states
+    if layer.w_hr is not None:
+        return plain_scan(lstm_time, gates, states, layer._replace(b_hh=None), backwards)
+    out, h, c = Lstm.apply(gates, h, c, layer.w_hh, backwards, places)  # type: ignore[no-untyped-call]
+    return out, (h, c)
+
+
+def gru_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool) -> Any:
+    gates = Linear.apply(x, layer.w_ih, layer.b_ih, places)  # type: ignore[no-untyped-call]
+    out, h = Gru.apply(gates, states[0], layer.w_hh, layer.b_hh, backwards, places)  # type: ignore[no-untyped-call]
+    return out, (h,)
+
+
+def tanh_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool) -> Any:
+    return rnn_layer(places, x, states, layer, backwards, True)
+
+
+def relu_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool) -> Any:
+    return rnn_layer(places, x, states, layer, backwards, False)
+
+
+def rnn_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backwards: bool, tanh: bool) -> Any:
+    bias = None if layer.b_ih is None or layer.b_hh is None else layer.b_ih + layer.b_hh
+    gates = Linear.apply(x, layer.w_ih, bias, places)  # type: ignore[no-untyped-call]
+    out, h = Rnn.apply(gates, states[0], layer.w_hh, tanh, backwards, places)  # type: ignore[no-untyped-call]
+    return out, (h,)
+
+
+# ---- the same by plain operations, which can be differentiated twice ---------------------------------
+Time = Callable[[Tensor, tuple[Tensor, ...], Layer], tuple[Tensor, ...]]
+
+
+def plainly(time: Time) -> Any:
+    """A layer that takes one time after the other in this way."""
+
+    def layer(places: Places | None, x: Tensor, states: Any, weights: Layer, backwards: bool) -> Any:
+        return plain_scan(time, functional.linear(x, weights.w_ih, weights.b_ih), states, weights, backwards)
+
+    return layer
+
+
+def plain_scan(time: Time, gates: Tensor, states: tuple[Tensor, ...], layer: Layer, backwards: bool) -> Any:
+    outs: list[Tensor] = []
+    for t in times(gates.shape[1], backwards):
+        states = time(gates[:, t], states, layer)
+        outs.append(states[0])
+    return torch.stack(outs[::-1] if backwards else outs, dim=1), states
+
+
+def lstm_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    i, f, g, o = (gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).chunk(4, dim=-1)
+    c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h if layer.w_hr is None else functional.linear(h, layer.w_hr), c
+
+
+def gru_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    (h,) = states
+    own = functional.linear(h, layer.w_hh, layer.b_hh)
+    (r, z, n), (to_r, to_z, to_n) = gates.chunk(3, dim=-1), own.chunk(3, dim=-1)
+    n = (n + (r + to_r).sigmoid() * to_n).tanh()
+    return (n + (z + to_z).sigmoid() * (h - n),)
+
+
+def tanh_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).tanh(),)
+
+
+def relu_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
+    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).relu(),)
+
+
+class TwiceDifferentiable(Keyed):
+    """PyTorch's functions for one client, but recurrence by plain operations."""
+
+    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        layers = {"lstm": lstm_time, "gru": gru_time, "rnn_tanh": tanh_time, "rnn_relu": relu_time}
+        name = getattr(func, "__name__", "")
+        time = layers.get(name.removesuffix("_cell")) if func in RECURRENT or func in CELLS else None
+        if time is None:
+            return func(*args, **kwargs)
+        if func in CELLS:
+            x, hx, *weights = args
+            states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+            _, ends = plainly(time)(None, x[:, None], states, Layer(*weights), False)
+            return ends if len(ends) > 1 else ends[0]
+        run = plainly(time)
+        result = partial(lstm, run=run)(None, *args) if func is torch.lstm else one_state(run, None, *args)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
+
+
+def times(count: int, backwards: bool) -> Sequence[int]:
+    return range(count - 1, -1, -1) if backwards else range(count)
+
+
+# ---- scans: for one client plainly, and for all --------------------------------------------------
+class Lstm(ForOne):
+    @staticmethod
+    def forward(gates: Tensor, h: Tensor, c: Tensor, w: Tensor, backwards: bool, places: Places | None) -> Any:
+        out, h, c = LstmOfAll.apply(gates[None], h[None], c[None], w[None], backwards, None)  # type: ignore[no-untyped-call]
+        return out[0], h[0], c[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, backwards: bool, places: Places | None
+    ) -> Any:
+        given = (first(t, d, info.batch_size) for t, d in zip((gates, h, c, w), dims, strict=False))
+        return LstmOfAll.apply(*given, backwards, places), (0, 0, 0)  # type: ignore[no-untyped-call]
+
+
+class LstmOfAll(torch.autograd.Function):
+    """`gates [n, b, T, 4 h]` before the states' share, in PyTorch's order: in, forget, cell, out. They are overwritten
+    by what they become, which is all that the gradient needs."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, backwards: bool, places: Any) -> Any:
+        n, b, count, wide = gates.shape
+        gates = gates if gates.is_contiguous() else gates.contiguous()
+        cells, out = gates.new_empty(n, b, count, wide // 4), gates.new_empty(n, b, count, wide // 4)
+        ctx.backwards, ctx.places = backwards, places
+        first_h, first_c, turned = h, c, w.mT
+        cell = lstm_forward(gates)
+        for t in times(count, backwards):
+            now = gates[:, :, t].baddbmm_(h, turned)
+            cell(now, c, cells[:, :, t], out[:, :, t])
+            h, c = out[:, :, t], cells[:, :, t]
+        ctx.save_for_backward(gates, first_h, first_c, w, cells, out)
+        return out, h.clone(), c.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor, g_h: Tensor, g_c: Tensor) -> Any:
+        gates, first_h, first_c, w, cells, out = ctx.saved_tensors
+        slopes, dh, dc = torch.empty_like(gates), g_h, g_c.clone()
+        order = times(gates.shape[2], not ctx.backwards)
+        cell = lstm_backward(gates)
+        for place, t in enumerate(order):
+            before = first_c if place + 1 == len(order) else cells[:, :, order[place + 1]]
+            cell(gates[:, :, t], before, cells[:, :, t], g_out[:, :, t], dh, dc, slopes[:, :, t])
+            dh = torch.bmm(slopes[:, :, t], w)
+        gw = state_weights(ctx, 3, w, slopes, first_h, out)
+        return slopes, dh, dc, gw, None, None
+
+
+def state_weights(ctx: Any, which: int, w: Tensor, slopes: Tensor, start: Tensor, out: Tensor) -> Tensor | None:
+    """The gradient of the states' weights: one product over all times, of slopes and of the states before them."""
+    if not ctx.needs_input_grad[which]:
+        return None
+    count, before = slopes.shape[2], torch.empty_like(out)
+    if ctx.backwards:
+        before[:, :, : count - 1], before[:, :, count - 1] = out[:, :, 1:], start
+    else:
+        before[:, :, 1:], before[:, :, 0] = out[:, :, : count - 1], start
+    places = ctx.places or Places((), ())
+    return into(places.take(w), lambda at: torch.bmm(slopes.flatten(1, 2).mT, before.flatten(1, 2), out=at))
+
+
+class Gru(ForOne):
+    @staticmethod
+    def forward(gates: Tensor, h: Tensor, w: Tensor, bias: Tensor | None, backwards: bool, places: Any) -> Any:
+        shift = None if bias is None else bias[None]
+        out, h = GruOfAll.apply(gates[None], h[None], w[None], shift, backwards, None)  # type: ignore[no-untyped-call]
+        return out[0], h[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, gates: Tensor, h: Tensor, w: Tensor, bias: Tensor | None, backwards: bool, places: Any
+    ) -> Any:
+        n = info.batch_size
+        gates, h, w = (first(t, d, n) for t, d in zip((gates, h, w), dims, strict=False))
+        shift = None if bias is None else first(bias, dims[3], n)
+        return GruOfAll.apply(gates, h, w, shift, backwards, places), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class GruOfAll(torch.autograd.Function):
+    """`gates [n, b, T, 3 h]` before the states' share, in PyTorch's order: reset, update, new."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, h: Tensor, w: Tensor, bias: Tensor | None, backwards: bool, places: Any
+    ) -> Any:
+        n, b, count, wide = gates.shape
+        gates = gates if gates.is_contiguous() else gates.contiguous()
+        out, shares = gates.new_empty(n, b, count, wide // 3), gates.new_empty(n, b, count, wide // 3)
+        ctx.backwards, ctx.places = backwards, places
+        start, turned = h, w.mT
+        cell = gru_forward(gates)
+        for t in times(count, backwards):
+            own = torch.bmm(h, turned) if bias is None else torch.baddbmm(bias[:, None], h, turned)
+            cell(gates[:, :, t], own, h, shares[:, :, t], out[:, :, t])
+            h = out[:, :, t]
+        ctx.save_for_backward(gates, shares, start, w, bias, out)
+        return out, h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor, g_h: Tensor) -> Any:
+        gates, shares, start, w, bias, out = ctx.saved_tensors
+        slopes, own = torch.empty_like(gates), torch.empty_like(gates)  # of the inputs' share and of the states'
+        order = times(gates.shape[2], not ctx.backwards)
+        dh, cell = g_h.clone(), gru_backward(gates)
+        for place, t in enumerate(order):
+            before = start if place + 1 == len(order) else out[:, :, order[place + 1]]
+            cell(gates[:, :, t], shares[:, :, t], before, g_out[:, :, t], dh, slopes[:, :, t], own[:, :, t])
+            dh.baddbmm_(own[:, :, t], w)
+        gb = None
+        if ctx.needs_input_grad[3]:
+            gb = into((ctx.places or Places((), ())).take(bias), lambda at: torch.sum(own.flatten(1, 2), 1, out=at))
+        return slopes, dh, state_weights(ctx, 2, w, own, start, out), gb, None, None
+
+
+class Rnn(ForOne):
+    @staticmethod
+    def forward(gates: Tensor, h: Tensor, w: Tensor, tanh: bool, backwards: bool, places: Any) -> Any:
+        out, h = RnnOfAll.apply(gates[None], h[None], w[None], tanh, backwards, None)  # type: ignore[no-untyped-call]
+        return out[0], h[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, gates: Tensor, h: Tensor, w: Tensor, tanh: bool, backwards: bool, places: Any
+    ) -> Any:
+        given = (first(t, d, info.batch_size) for t, d in zip((gates, h, w), dims, strict=False))
+        return RnnOfAll.apply(*given, tanh, backwards, places), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class RnnOfAll(torch.autograd.Function):
+    """`h <- act(gates + w h)`."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, h: Tensor, w: Tensor, tanh: bool, backwards: bool, places: Any) -> Any:
+        gates = gates if gates.is_contiguous() else gates.contiguous()
+        ctx.tanh, ctx.backwards, ctx.places = tanh, backwards, places
+        start, turned = h, w.mT
+        for t in times(gates.shape[2], backwards):
+            h = gates[:, :, t].baddbmm_(h, turned)
+            h = h.tanh_() if tanh else h.relu_()
+        ctx.save_for_backward(start, w, gates)
+        return gates.clone(), h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor, g_h: Tensor) -> Any:
+        start, w, out = ctx.saved_tensors
+        slopes, dh = torch.empty_like(out), g_h
+        for t in times(out.shape[2], not ctx.backwards):
+            h = out[:, :, t]
+            bend = 1 - h * h if ctx.tanh else (h > 0).to(h.dtype)
+            slopes[:, :, t] = (dh + g_out[:, :, t]) * bend
+            dh = torch.bmm(slopes[:, :, t], w)
+        return slopes, dh, state_weights(ctx, 2, w, slopes, start, out), None, None, None
+
+
+# ---- what one time does with its gates, for all clients: by PyTorch's operations, or in one kernel of our own
+def ours(like: Tensor) -> bool:
+    return like.is_cuda and like.dtype == torch.float32 and compiled()
+
+
+def lstm_forward(like: Tensor) -> Callable[..., None]:
+    if ours(like):
+        from offbeat.numerics.fast import recurrent_kernels
+
+        return recurrent_kernels.lstm_forward
+
+    def forward(gates: Tensor, c: Tensor, cell: Tensor, out: Tensor) -> None:
+        wide = gates.shape[-1] // 4
+        gates[..., : 2 * wide].sigmoid_()
+        gates[..., 3 * wide :].sigmoid_()
+        i, f, g, o = gates.chunk(4, dim=-1)
+        g.tanh_()
+        torch.addcmul(f * c, i, g, out=cell)
+        torch.mul(o, cell.tanh(), out=out)
+
+    return forward
+
+
+def lstm_backward(like: Tensor) -> Callable[..., None]:
+    """Writes slopes of the gates, and moves dc one time back."""
+    if ours(like):
+        from offbeat.numerics.fast import recurrent_kernels
+
+        return recurrent_kernels.lstm_backward
+
+    def backward(
+        gates: Tensor, before: Tensor, cell: Tensor, g_out: Tensor, dh: Tensor, dc: Tensor, slopes: Tensor
+    ) -> None:
+        i, f, g, o = gates.chunk(4, dim=-1)
+        di, df, dg, do = slopes.chunk(4, dim=-1)
+        bent, dh = cell.tanh(), dh + g_out
+        dc.add_(dh * o * (1 - bent * bent))
+        torch.mul(dc * g, i * (1 - i), out=di)
+        torch.mul(dc * before, f * (1 - f), out=df)
+        torch.mul(dc * i, 1 - g * g, out=dg)
+        torch.mul(dh * bent, o * (1 - o), out=do)
+        dc.mul_(f)
+
+    return backward
+
+
+def gru_forward(like: Tensor) -> Callable[..., None]:
+    """The gates become r, z and n; `share` keeps what r is multiplied with."""
+    if ours(like):
+        from offbeat.numerics.fast import recurrent_kernels
+
+        return recurrent_kernels.gru_forward
+
+    def forward(gates: Tensor, own: Tensor, h: Tensor, share: Tensor, out: Tensor) -> None:
+        wide = share.shape[-1]
+        gates[..., : 2 * wide].add_(own[..., : 2 * wide]).sigmoid_()
+        r, z, n = gates.chunk(3, dim=-1)
+        share.copy_(own[..., 2 * wide :])
+        n.addcmul_(r, share).tanh_()
+        torch.addcmul(n, z, h - n, out=out)
+
+    return forward
+
+
+def gru_backward(like: Tensor) -> Callable[..., None]:
+    """Writes slopes of the inputs' and of the states' share, and leaves in dh what passes by the gates."""
+    if ours(like):
+        from offbeat.numerics.fast import recurrent_kernels
+
+        return recurrent_kernels.gru_backward
+
+    def backward(
+        gates: Tensor, share: Tensor, before: Tensor, g_out: Tensor, dh: Tensor, slopes: Tensor, own: Tensor
+    ) -> None:
+        r, z, n = gates.chunk(3, dim=-1)
+        dr, dz, dn = slopes.chunk(3, dim=-1)
+        wide = share.shape[-1]
+        dh.add_(g_out)
+        torch.mul(dh * (before - n), z * (1 - z), out=dz)
+        torch.mul(dh * (1 - z), 1 - n * n, out=dn)
+        torch.mul(dn * share, r * (1 - r), out=dr)
+        own[..., : 2 * wide] = slopes[..., : 2 * wide]
+        torch.mul(dn, r, out=own[..., 2 * wide :])
+        dh.mul_(z)
+
+    return backward
