@@ -4,13 +4,17 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo test test-trackers soak lint bench clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak and not trackers" -n auto --dist loadfile
+
+test-trackers: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt ".[trackers]"
+	$(RUN) -m pytest -m trackers
 
 soak: $(READY)
 	$(RUN) -m pytest -m soak -s

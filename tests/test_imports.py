@@ -16,7 +16,22 @@ import pytest
 import offbeat
 
 HEAVY = ("torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "sklearn", "pyarrow", "safetensors", "rich")
-COMMANDS = ("run", "resume", "replay", "compare", "measure", "clusters", "list", "paper", "bench")
+COMMANDS = (
+    "run",
+    "resume",
+    "replay",
+    "compare",
+    "measure",
+    "clusters",
+    "list",
+    "paper",
+    "bench",
+    "runs",
+    "show",
+    "table",
+    "plot",
+    "explain",
+)
 
 
 def loaded_after(actions):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
     from offbeat.numerics.metrics import Metric, metric
+    from offbeat.runs.callbacks import Callback
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
     from offbeat.schedule.sampled import Sampled
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Buffer",
+    "Callback",
     "Cohort",
     "Comparison",
     "ConfigError",
@@ -63,6 +65,7 @@ _HOMES = {
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
     "numerics.metrics": ("Metric", "metric"),
+    "runs.callbacks": ("Callback",),
     "schedule.buffer": ("Buffer",),
     "schedule.rounds": ("Rounds",),
     "schedule.sampled": ("Sampled",),

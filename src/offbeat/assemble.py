@@ -403,6 +403,6 @@ def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
             found.append(f"evaluate.hold_out = {value}; it is a share of every shard, such as 0.1")
         elif name == "every_seconds" and fits(value, float) and value < LEAST:
             found.append(f"evaluate.{name} = {value}; it must be at least {LEAST:g}, a nanosecond")
-    if all(table.get(name) is None for name in ("every_commits", "every_seconds")):
+    if not found and all(table.get(name) is None for name in ("every_commits", "every_seconds")):
         found.append("evaluate is empty; give every_commits or every_seconds")
     return found

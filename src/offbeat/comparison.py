@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
-from offbeat.runs import plots, report
+from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
+from offbeat.runs.forms import page_table
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import LIMITS, plain_name, target_key
@@ -27,25 +31,47 @@ class Comparison:
     target: str | None  # as results call it
 
     def __str__(self) -> str:
-        return report.markdown(report.COLUMNS, self.rows())
+        return report.markdown(*self.table()[:2])
 
-    def rows(self) -> list[list[str]]:
-        return report.comparison_rows({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+    def table(self) -> report.Figures:
+        return report.comparison_table({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+
+    def __repr__(self) -> str:
+        seeds = max(map(len, self.outcomes.values()), default=0)
+        return f"Comparison({', '.join(self.outcomes)}; {seeds} seed{'s' if seeds != 1 else ''})"
+
+    def _repr_html_(self) -> str:
+        return page_table(*self.table()[:2])
+
+    def frame(self) -> Any:
+        """The evaluations of all runs, with `label` and `seed`: a pandas DataFrame, or, without pandas, Arrow."""
+        rows = [
+            {**row, "label": label, "seed": outcome.seed}
+            for label, outcomes in self.outcomes.items()
+            for outcome in outcomes
+            for row in outcome.metrics
+        ]
+        table = pa.Table.from_pylist(rows)
+        return table if find_spec("pandas") is None else table.to_pandas()
+
+    def plot(self, metric: str | None = None, against: str = "time", target: float | None = None) -> Any:
+        """A Matplotlib figure: of several seeds the mean and its 95 % band."""
+        return curves.drawn(self.outcomes, metric, against, target)
 
     def broken(self) -> list[str]:
         """A sentence for each run that stopped on bad numbers."""
         ends = [(label, o.result) for label, outcomes in self.outcomes.items() for o in outcomes]
         return [f"{label}, seed {r['seed']} {r['ended']}" for label, r in ends if r["ended"].startswith("stopped")]
 
-    def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
+    def lines(self) -> dict[str, list[list[dict[str, Any]]]]:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
     def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
         """The picture and the table, into the directory of the comparison, or into a new or empty one."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
-                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title)
-                table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
+                picture = plots.comparison(self.lines(), folder.path / "comparison.png", title)
+                table = report.write_table(folder.path / "comparison.md", title, *self.table()[:2])
                 folder.add([picture, table])
             return picture, table
 

@@ -40,6 +40,7 @@ class Experiment:
     until: Mapping[str, float] = field(default_factory=lambda: {"commits": 200})
     evaluate: Mapping[str, Any] = field(default_factory=lambda: {"every_commits": 10})
     targets: tuple[float, ...] | Mapping[str, Sequence[float]] = ()
+    callbacks: Sequence[Any] = ()  # names, or tables with a name: what watches the run, and may end it
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:
@@ -72,6 +73,8 @@ class Experiment:
                 own = {key: value for key, value in own.items() if key not in taken}
                 options["when"] = written_policy(options["when"])
             plain[kind] = {"name": name, **own, **options}
+        if not plain["callbacks"]:
+            del plain["callbacks"]
         return plain
 
     def toml(self) -> str:

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbeat import toml
-from offbeat.cli.flags import Device, FleetName, Json, Metrics, Overwrite, Sets, TaskName, Until, merge
-from offbeat.cli.output import show_table
+from offbeat.cli.flags import (
+    Device,
+    FleetName,
+    Json,
+    Metrics,
+    Overwrite,
+    Sets,
+    TaskName,
+    Until,
+    Watching,
+    merge,
+    watching,
+)
+from offbeat.cli.output import show_table, sign_of_life
 from offbeat.errors import BadNumbers, ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +43,7 @@ def compare(
     device: Device = None,
     until: Until = None,
     metrics: Metrics = None,
+    callbacks: Watching = None,
     sets: Sets = None,
     out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
         "runs/compare"
@@ -39,11 +52,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
+    sign_of_life("compare")
     flags = {"task": task, "fleet": fleet, "device": device}
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
+    watching(table, callbacks)
     common, experiments = labelled(table, methods or [])
     from offbeat.comparison import compare
-    from offbeat.runs import report
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
 
@@ -57,7 +71,7 @@ def compare(
         runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
         print(json.dumps({"picture": str(picture), "table": str(written), "runs": runs}))
     else:
-        show_table("comparison", report.COLUMNS, result.rows())
+        show_table(title, *result.table())
         print(f"picture: {picture}\ntable:   {written}")
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))

@@ -34,6 +34,14 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option("--metric", help="A further metric: `offbeat list metrics`, or module:function; repeatable."),
 ]
+Watching = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback",
+        help="What watches the run and may end it: `offbeat list callbacks`, module:function, or a table such as "
+        "'{name = \"early-stopping\", patience = 5}'; repeatable.",
+    ),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace what an earlier run of this command left in --out.")
 ]
@@ -45,10 +53,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 
 def experiment_of(
     config: Path | None, flags: dict[str, Any], sets: list[str] | None, until: list[str] | None = None,
-    metrics: list[str] | None = None,
+    metrics: list[str] | None = None, callbacks: list[str] | None = None,
 ) -> Experiment:  # fmt: skip
     """The experiment that a file, if any, and the flags describe."""
     table = toml.read(config) if config else {}
+    watching(table, callbacks)
     from offbeat.config import Experiment
 
     return Experiment.of(merge(table, flags, sets or [], until or [], metrics or []))
@@ -82,6 +91,12 @@ def merge(
         looks |= {"metrics": [*asked, *metrics]} if metrics and isinstance(asked, list) else {}
         table["evaluate"] = looks if {"every_commits", "every_seconds"} & looks.keys() else default("evaluate") | looks
     return table
+
+
+def watching(table: dict[str, Any], callbacks: list[str] | None) -> None:
+    """Add callbacks of the command line to those of the config."""
+    if callbacks:
+        table["callbacks"] = [*table.get("callbacks", []), *(toml.parse_value(text) for text in callbacks)]
 
 
 def default(kind: str) -> Any:

@@ -19,10 +19,11 @@ from offbeat.cli.flags import (
     Sets,
     TaskName,
     Until,
+    Watching,
     experiment_of,
     limits,
 )
-from offbeat.cli.output import show_json, show_outcome
+from offbeat.cli.output import show_json, show_outcome, sign_of_life
 from offbeat.errors import ReplayDiffers
 
 
@@ -35,6 +36,7 @@ def run(
     device: Device = None,
     until: Until = None,
     metrics: Metrics = None,
+    callbacks: Watching = None,
     sets: Sets = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for config, trace, metrics, result and model; new or empty.")
@@ -46,13 +48,12 @@ def run(
 
     Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
     """
+    sign_of_life(method or "run")
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
-    experiment = experiment_of(config, flags, sets, until, metrics)
+    experiment = experiment_of(config, flags, sets, until, metrics, callbacks)
     from offbeat.experiment import run
-    from offbeat.runs.progress import Progress
 
-    progress = Progress(f"{experiment.method} seed {experiment.seed}", experiment.until)
-    show_outcome(run(experiment, out, progress, overwrite), as_json, out)
+    show_outcome(run(experiment, out, True, overwrite), as_json, out)
 
 
 def resume(
@@ -63,6 +64,7 @@ def resume(
 ) -> None:
     """Go on with a run that stopped; the result is the one the run would have had."""
     further = limits(until)
+    sign_of_life(str(directory))
     from offbeat.experiment import resume
     from offbeat.runs.progress import Progress
 

@@ -17,7 +17,7 @@ from offbeat.runs.lock import LOCK, Lock
 from offbeat.runs.manifest import NAME, Manifest, read_manifest
 
 PARTS = "parts"
-OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|model\.safetensors"
+OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|(model|best)\.safetensors"
                  r"|checkpoint-\d+\.safetensors)(\.new)?")  # fmt: skip
 OWN_PARTS = re.compile(r"(trace|metrics)-\d+\.parquet(\.new)?")
 

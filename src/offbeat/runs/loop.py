@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,7 +24,11 @@ from offbeat.errors import BadNumbers, Interrupted, OffbeatError
 from offbeat.numerics.evaluation import Figure
 from offbeat.records import Row
 from offbeat.runs.account import Account
+from offbeat.runs.callbacks import Callback, Callbacks, Divergence, View
+from offbeat.runs.columns import metrics_table
+from offbeat.runs.forms import page_table
 from offbeat.runs.progress import Progress
+from offbeat.runs.report import comparison_table
 from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Checkpoint
@@ -71,13 +77,35 @@ class Outcome:
     model: dict[str, torch.Tensor]
 
     def __repr__(self) -> str:
-        return f"Outcome({self.result})"
+        r = self.result
+        score = "" if r["accuracy_final"] is None else f", accuracy {r['accuracy_final']:.4f}"
+        loss = "" if r["loss_final"] is None else f", loss {r['loss_final']:.4g}"
+        return f"Outcome({r['method']} on {r['task']}: {r['commits']} commits{score}{loss}; {r['ended']})"
+
+    def _repr_html_(self) -> str:
+        made = comparison_table({self.result["method"]: [self.result]}, next(iter(self.result["reached"]), None))
+        return page_table(made.columns, made.rows, f"{self.result['task']} on {self.result['fleet']}")
+
+    def frame(self) -> Any:
+        """The evaluations as a table: a pandas DataFrame where pandas is there, else an Arrow table."""
+        return frame(self.metrics)
+
+    def plot(self, metric: str | None = None, against: str = "time", target: float | None = None) -> Any:
+        """A Matplotlib figure of a metric against time, commits, samples, bytes or d2d."""
+        from offbeat.runs.curves import drawn  # Matplotlib is loaded when something is drawn
+
+        return drawn({self.result["method"]: [self]}, metric, against, target)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["result"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    table = metrics_table(rows)
+    return table if find_spec("pandas") is None else table.to_pandas()
 
 
 class Config(Protocol):
@@ -93,6 +121,7 @@ class Config(Protocol):
     def targets(self) -> Sequence[float] | Mapping[str, Sequence[float]]: ...
     @property
     def checkpoint_seconds(self) -> float: ...
+    def table(self) -> dict[str, Any]: ...
 
 
 class Engine(Protocol):
@@ -147,11 +176,31 @@ def go(
     horizon: Horizon,
     account: Account,
     store: Store | None,
-    progress: Progress | None,
+    progress: Callback | None,
     history: History | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
-    loop = Loop(config, engine, account, store, progress)
+    watching = Callbacks([*callbacks, *([] if progress is None else [progress])])
+    loop = Loop(config, engine, account, store, watching)
+    loop.view = View(
+        parts.method.name, parts.task.name, parts.fleet.name, config.seed, config.table(),
+        None if store is None else store.path, config.until, engine.figures, loop,
+    )  # fmt: skip
+    try:
+        return finished(loop, parts, horizon, history)
+    except OffbeatError as error:
+        if error.outcome is None:
+            watching.tell("ended", loop.view, {"ended": f"stopped: {error}"})
+        raise
+    finally:
+        if isinstance(progress, Progress):
+            progress.close()
+        del loop.view  # it holds the loop: files that are open should not wait for Python to look for circles
+
+
+def finished(loop: Loop, parts: Parts, horizon: Horizon, history: History | None) -> Outcome:
+    engine, account, store = loop.engine, loop.account, loop.store
     failure: OffbeatError | None = None
     try:
         with engine.settings, loop.listening(horizon):
@@ -163,18 +212,17 @@ def go(
     except BadNumbers as error:
         ended, failure = f"stopped: {error}", error
     except (KeyboardInterrupt, Interrupted):
-        ended, failure = "interrupted", Interrupted("interrupted; what was committed is kept, `offbeat resume` goes on")
+        ended, failure = "interrupted", Interrupted(loop.farewell())
         if not loop.settled:  # in the midst of a step: the directory stays as the last checkpoint left it
             raise failure from None
-    finally:
-        if progress is not None:
-            progress.close()
     result = loop.result(parts, ended) | {"refused": dict(horizon.driver.refused)}
     model = engine.model()
     if store is not None:
         counts = account.participation
         loop.save(horizon)
-        store.close(result, model, client_rows(account.clients, counts, engine.client_figures()))
+        best = loop.callbacks.kept()
+        store.close(result, model, client_rows(account.clients, counts, engine.client_figures()), best)
+    loop.callbacks.tell("ended", loop.view, result)
     outcome = Outcome(result, loop.metrics, model)
     if failure is not None:
         failure.outcome = outcome
@@ -186,13 +234,18 @@ class Loop:
     """The state of one run in progress."""
 
     def __init__(
-        self, config: Config, engine: Engine, account: Account, store: Store | None, progress: Progress | None
+        self, config: Config, engine: Engine, account: Account, store: Store | None, callbacks: Callbacks
     ) -> None:
         self.config = config
         self.engine = engine
         self.account = account
         self.store = store
-        self.progress = progress
+        self.callbacks = callbacks
+        self.view: View
+        self.seen: list[Mapping[str, Any]] = []  # the metrics as callbacks see them
+        self.asked: str | None = None  # why a callback wants an end
+        self.before_closing: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # callbacks' state then
+        self.kept_commit: int | None = None  # that of the last checkpoint
         self.evaluate = Evaluate(**config.evaluate)
         self.metrics: list[dict[str, Any]] = []
         self.saved = time.perf_counter()
@@ -241,6 +294,9 @@ class Loop:
             problem = difference(history.recorded, islice(history.again(), facts["rows"][0]))
             raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
         self.metrics += history.metrics
+        self.seen += [MappingProxyType(dict(row)) for row in history.metrics]
+        self.kept_commit = version
+        self.callbacks.restore(history.point.tensors, facts.get("callbacks", {}))
         self.saved = time.perf_counter()
 
     def pass_steps(self, horizon: Horizon, digest: Digest, version: int) -> None:
@@ -256,11 +312,29 @@ class Loop:
         if self.stop:
             raise Interrupted
 
+    def model(self) -> dict[str, torch.Tensor]:
+        """A copy of the newest version, for callbacks."""
+        return self.engine.model()
+
+    def ask(self, reason: str | None) -> None:
+        self.asked = self.asked or reason
+
+    def farewell(self) -> str:
+        """What an interrupt leaves behind."""
+        commit = self.account.commits
+        if self.store is None:
+            return f"interrupted at commit {commit}; without a run directory (--out) nothing of it is kept"
+        if not self.settled:
+            commit = self.kept_commit or 0
+        where = self.store.path
+        return f"interrupted; {where} has all up to commit {commit}, and `offbeat resume {where}` goes on from there"
+
     def run(self, horizon: Horizon) -> str:
+        self.ask(self.callbacks.tell("began", self.view))
         if not self.metrics:
             self.look()
         self.require_finite(self.metrics[-1])  # of a resumed run, too
-        reason = self.reached()
+        reason = self.reached() or self.asked
         commits = self.engine.commits(horizon)
         while reason is None:
             self.settled = False
@@ -270,9 +344,15 @@ class Loop:
             reason = self.take(done, horizon)
         if self.metrics[-1]["commit"] != self.account.commits:
             self.closing = self.account.commits
+            self.before_closing = self.callbacks.state()
             self.look()
         self.settled = True
         return reason or self.reached() or self.limit_reached(horizon)
+
+    def note_look(self, row: Mapping[str, Any]) -> None:
+        """Tell everyone of an evaluation."""
+        self.seen.append(MappingProxyType(dict(row)))
+        self.ask(self.callbacks.tell("evaluated", self.view))
 
     def take(self, done: Done, horizon: Horizon) -> str | None:
         before = self.account.time
@@ -280,20 +360,24 @@ class Loop:
         if self.evaluate.due(done.version, before, done.step.time):
             self.look()
         self.settled = True
-        if self.progress is not None:
-            self.progress.show(self.account, self.metrics[-1])
+        self.ask(self.callbacks.tell("committed", self.view))
         self.heed()
-        if self.store is not None and time.perf_counter() - self.saved > self.config.checkpoint_seconds:
+        reason = self.reached() or self.asked
+        late = time.perf_counter() - self.saved > self.config.checkpoint_seconds
+        if self.store is not None and late and reason is None:
             self.save(horizon)
-        return self.reached()
+        return reason
 
     def save(self, horizon: Horizon) -> None:
         """Write a checkpoint."""
         assert self.store is not None
         tensors, facts = self.engine.state()
         ahead, known = horizon_state(horizon, self.account.commits)
-        spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began}
-        self.store.checkpoint(tensors | ahead, facts | spent | {"horizon": known, "account": self.account.state()})
+        watching, states = self.before_closing or self.callbacks.state()
+        spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began, "callbacks": states}
+        facts |= spent | {"horizon": known, "account": self.account.state()}
+        self.store.checkpoint(tensors | ahead | watching, facts)
+        self.kept_commit = self.account.commits
         self.saved = time.perf_counter()
 
     def reached(self) -> str | None:
@@ -330,6 +414,7 @@ class Loop:
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
+        self.note_look(row)
         self.require_finite(metrics)
 
     def require_finite(self, metrics: Mapping[str, float | None]) -> None:
@@ -372,6 +457,8 @@ class Loop:
             "loss_final": self.metrics[-1]["loss"] if self.metrics else None,
             "metrics": {name: summed_up(self.metrics, name, figure) for name, figure in figures.items()},
             "metric_faults": self.engine.faults(),
+            "callback_faults": self.callbacks.faults,
+            "diverging": next((c.said for c in self.callbacks.each if isinstance(c, Divergence)), None),
             "reached": {target_key(n, t): reached(self.metrics, n, t, 1, figures) for n, t in targets},
             "reached_smoothed": {target_key(n, t): reached(self.metrics, n, t, SMOOTH, figures) for n, t in targets},
             "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),

@@ -19,7 +19,8 @@ from offbeat.runs.disk import read_tensors, text_digest
 from offbeat.runs.folder import refuse_links
 from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
 
-FREE = ("until", "targets", "checkpoint_seconds", "client_memory")  # they change neither schedule nor numbers
+# They change neither schedule nor numbers.
+FREE = ("until", "targets", "checkpoint_seconds", "client_memory", "callbacks")
 
 
 @dataclass(frozen=True)
