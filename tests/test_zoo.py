@@ -151,6 +151,28 @@ def test_captured_waves_are_the_twin(name: str, width: int) -> None:
     assert any(size.graphs for size in advance.graphs.values())
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore")
+def test_kernels_of_our_own_agree_in_float32(name: str) -> None:
+    """Most of them are for float32 alone."""
+    kept = caged(ZOO[name], 32)
+    wide = FlatModel(kept.module, kept.loss, torch.float64)
+    flat, x, y, key = points(wide, kept)
+    want = torch.stack([plain_gradient(kept, *each) for each in zip(flat, x, y, key, strict=True)])
+    narrow = FlatModel(kept.module, kept.loss, torch.float32).to("cuda")
+    given = (t.to("cuda", torch.float32 if t.is_floating_point() else t.dtype) for t in (flat, x, y, key))
+    try:
+        _, gradient = narrow.gradient(*given)
+    except (RuntimeError, ValueError):
+        if name not in ALONE:
+            raise
+        return
+    draws = ("dropout", "noise", "coins", "shuffled", "rrelu", "gumbel", "all dropped")
+    if not any(word in name for word in draws):  # numbers that are drawn have other bits in float32
+        assert error(gradient.double().cpu(), want) < 1e-3
+
+
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore")
 def test_what_trains_is_not_refused(name: str) -> None:

@@ -110,6 +110,12 @@ def attend(m: Any, x: Tensor, **options: Any) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, **options)
 
 
+def some(n: int, device: torch.device) -> Tensor:
+    """What each of n places may look at: those before it and itself; the second nothing at all."""
+    place = torch.arange(n, device=device)
+    return (place[None] <= place[:, None]) & (place[:, None] != 1)
+
+
 def smooth(m: Any, x: Tensor) -> Tensor:
     return torch.tanh(m.parts[0](x))
 
@@ -252,15 +258,16 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "attention, weights kept": lambda w: Animal(Own(lambda m, x: m.parts[0](x, x, x, need_weights=False)[0],
                                                     nn.MultiheadAttention(w, 2, batch_first=True)), (3, w)),
     "scaled attention": lambda w: Animal(Own(lambda m, x: attend(m, x, is_causal=True), w=(3 * w, w)), (3, w)),
-    "attention with a mask": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=torch.tensor(
-        [[True, False, False], [False, False, False], [True, True, True]], device=x.device)), w=(3 * w, w)), (3, w)),
+    "attention with a mask": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=some(3, x.device)), w=(3 * w, w)),
+                                              (3, w)),
     "attention with learned shifts": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=m.s), w=(3 * w, w), s=(3, 3)),
                                                       (3, w)),
     "attention with masks of samples": lambda w: Animal(Own(lambda m, x: attend(m, x, attn_mask=(
         x[..., 0] < 9)[:, None, None].expand(len(x), 1, 3, 3)), w=(3 * w, w)), (3, w)),
-    "attention by groups": lambda w: Animal(Own(lambda m, x: F.scaled_dot_product_attention(
-        F.linear(x, m.w).unflatten(-1, (2, -1)).transpose(1, 2), x[:, None], x[:, None, :, :], scale=0.3, enable_gqa=True)
-        if w == 0 else F.scaled_dot_product_attention(F.linear(x, m.w), x, x, scale=0.3), w=(w, w)), (3, w)),
+    "attention of one head": lambda w: Animal(Own(lambda m, x: F.scaled_dot_product_attention(
+        F.linear(x, m.w), x, x, scale=0.3), w=(w, w)), (3, w)),
+    "attention by groups": lambda w: Animal(Own(lambda m, x: F.scaled_dot_product_attention(F.linear(x, m.w).unflatten(
+        -1, (2, -1)).transpose(1, 2), *(F.linear(x, m.v)[:, None],) * 2, enable_gqa=True), w=(w, w), v=(w // 2, w)), (3, w)),
     "embedding bag, means": lambda w: Animal(nn.EmbeddingBag(9, w), (3,), tokens=9),
     "embedding bag, maxima": lambda w: Animal(nn.EmbeddingBag(9, w, mode="max"), (3,), tokens=9),
     "embedding bag with padding": lambda w: Animal(nn.EmbeddingBag(9, w, mode="sum", padding_idx=2), (3,), tokens=9),

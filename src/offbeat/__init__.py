@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
     from offbeat.numerics.metrics import Metric, metric
+    from offbeat.numerics.windows import windows
     from offbeat.runs.callbacks import Callback
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
@@ -52,6 +53,7 @@ __all__ = [
     "replay",
     "resume",
     "run",
+    "windows",
 ]
 __version__ = "0.1.0"
 
@@ -65,6 +67,7 @@ _HOMES = {
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
     "numerics.metrics": ("Metric", "metric"),
+    "numerics.windows": ("windows",),
     "runs.callbacks": ("Callback",),
     "schedule.buffer": ("Buffer",),
     "schedule.rounds": ("Rounds",),

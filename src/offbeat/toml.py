@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import numbers
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from offbeat.errors import ConfigError, shortened, shown
 from offbeat.options import DEEPEST, value_problems
@@ -17,6 +16,12 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+tomli_w: Any
+try:
+    import tomli_w
+except ModuleNotFoundError:  # where nothing can be installed
+    tomli_w = None
 
 LARGEST = 2**24  # bytes of a config: some numbers for each of a million clients
 DEEP = f"tables and lists lie more than {DEEPEST} deep in one another; flatten them"
@@ -90,7 +95,11 @@ def write(table: Mapping[str, Any]) -> str:
     server_lr = 0.1
     when = "none"
     """
-    return tomli_w.dumps(writable(table))
+    given = writable(table)
+    if tomli_w is None:
+        return "".join(f"{inline(name)} = {inline(each)}\n" for name, each in given.items())
+    text: str = tomli_w.dumps(given)
+    return text
 
 
 def value(given: Any) -> str:
@@ -99,9 +108,20 @@ def value(given: Any) -> str:
     >>> value((1, 2.0, None, {"a": ["b"]}))
     '[1, 2.0, "none", { a = ["b"] }]'
     """
-    text = tomli_w.dumps({"value": [[writable(given)]]}, indent=0)  # in lists no table gets a heading
+    if tomli_w is None:
+        return inline(writable(given))
+    text: str = tomli_w.dumps({"value": [[writable(given)]]}, indent=0)  # in lists no table gets a heading
     line = text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")  # all breaks: those of texts are escaped
     return line.removeprefix("value = [[").removesuffix("]]\n")
+
+
+def inline(given: Any) -> str:
+    """A value in one line, without the library. JSON's texts and numbers are TOML's, but for the infinite."""
+    if isinstance(given, dict):
+        return "{" + ", ".join(f"{inline(name)} = {inline(each)}" for name, each in given.items()) + "}"
+    if isinstance(given, list):
+        return f"[{', '.join(map(inline, given))}]"
+    return repr(given) if isinstance(given, float) else json.dumps(given)
 
 
 def writable(given: Any) -> Any:

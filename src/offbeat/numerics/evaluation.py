@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,10 +19,13 @@ from torch import Tensor
 from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
+from offbeat.numerics.windows import Windows
 
-BATCH = 2048  # samples at once
+BATCH = 2048  # samples at once ...
+TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
 PERCENTILES = (10, 50, 90)
 SPEEDS = ("fast", "middle", "slow")
+Set: TypeAlias = Tensor | Windows
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Evaluation:
     """The loss and the metrics of a model on one set of samples, `data` in words."""
 
     def __init__(
-        self, model: FlatModel, x: Tensor, y: Tensor, metrics: Mapping[str, Metric] | None = None,
+        self, model: FlatModel, x: Set, y: Set, metrics: Mapping[str, Metric] | None = None,
         data: str = "the test set", faults: Faults | None = None,
     ) -> None:  # fmt: skip
         self.model, self.x, self.y, self.data = model, x, y, data
@@ -87,9 +90,10 @@ class Evaluation:
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
         sums: dict[str, list[tuple[Tensor, Tensor]] | None] = {n: [] for n, m in self.metrics.items() if m.each}
         kept: list[Tensor] = []
-        for first in range(0, len(self.x), BATCH):
-            targets = self.y[first : first + BATCH]
-            outputs = self.model.outputs(flat, self.x[first : first + BATCH])
+        batch = at_once(self.x)
+        for first in range(0, len(self.x), batch):
+            targets = self.y[first : first + batch]
+            outputs = self.model.outputs(flat, self.x[first : first + batch])
             loss = loss + self.model.mean_loss(outputs, targets).double() * len(targets)
             for name in sums:
                 part = self.metrics[name].each(outputs, targets)  # type: ignore[misc]
@@ -102,7 +106,7 @@ class Evaluation:
         for name, metric in self.metrics.items():
             if name not in sums:
                 assert together is not None
-                values[name] = self.faults.whole(name, metric, together.clone(), self.y)
+                values[name] = self.faults.whole(name, metric, together.clone(), self.y[:])
                 continue
             parts = sums[name]
             many = sum(float(count) for _, count in parts or ())
@@ -119,7 +123,7 @@ class ClientEvaluation:
     """
 
     def __init__(
-        self, name: str, data: str, model: FlatModel, x: Tensor, y: Tensor, rows: Sequence[Any],
+        self, name: str, data: str, model: FlatModel, x: Set, y: Set, rows: Sequence[Any],
         metrics: Mapping[str, Metric], speed: Sequence[int] | None = None, faults: Faults | None = None,
     ) -> None:  # fmt: skip
         self.name, self.data, self.model, self.x, self.y = name, data, model, x, y
@@ -172,11 +176,12 @@ class ClientEvaluation:
         silent: set[str] = set()
         others = {name: metric for name, metric in self.metrics.items() if name not in means}
         found: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
-        for group, begin, end in groups(self.sizes, BATCH):
+        batch = at_once(self.x)
+        for group, begin, end in groups(self.sizes, batch):
             rows = self.order[begin:end]
             kept = []
-            for first in range(0, len(rows), BATCH):
-                part = rows[first : first + BATCH]
+            for first in range(0, len(rows), batch):
+                part = rows[first : first + batch]
                 outputs, targets = self.model.outputs(flat, self.x[part]), self.y[part]
                 mine = owner[begin + first : begin + first + len(part)]
                 ones = torch.ones(len(part), dtype=torch.float64, device=self.x.device)
@@ -220,6 +225,11 @@ class ClientEvaluation:
             return torch.stack([one(*pair) for pair in zip(outputs, targets, strict=True)])
 
 
+def at_once(x: Set) -> int:
+    """Samples that are looked at together."""
+    return max(1, min(BATCH, TOKENS // (x.length or 1))) if isinstance(x, Windows) else BATCH
+
+
 def groups(sizes: Sequence[int], most: int) -> list[tuple[range, int, int]]:
     """Clients one after another, as many as have `most` samples together (or one that has more), and their rows.
 
@@ -242,7 +252,7 @@ def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
     total = 0.0
     for client, size in enumerate(samples.sizes):
         rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
-        for part in torch.split(rows, BATCH):
+        for part in torch.split(rows, at_once(samples.x)):
             outputs = model.outputs(flat, samples.x[part])
             total += float(model.mean_loss(outputs, samples.y[part])) * len(part) / size
     return total / samples.clients

@@ -77,7 +77,7 @@ def scored(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         return (outputs, targets.argmax(dim=1)) if soft and shares(targets) else None
     if outputs.dim() != targets.dim() + 1 or not targets.dim():
         return None
-    if outputs.dim() > 2 and outputs.shape[0] == targets.shape[0] and outputs.shape[2:] == targets.shape[1:]:
+    if outputs.shape[:-1] != targets.shape and outputs.dim() > 2:
         outputs = outputs.movedim(1, -1)  # [n, c, t], as cross_entropy takes them
     return (outputs, targets) if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1 else None
 

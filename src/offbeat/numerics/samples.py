@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat import keys
+from offbeat.numerics.windows import Windows
 
 Sampling = Literal["replacement", "shuffle", "in-order", "in-order-continued"]
 KEYED = ("replacement", "shuffle")  # samplings that draw
@@ -29,8 +30,8 @@ class Samples:
     stream, as long as the shard lasts.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tensor | Windows
+    y: Tensor | Windows
     order: Tensor
     first: Tensor
     size: Tensor
@@ -39,7 +40,7 @@ class Samples:
 
     @staticmethod
     def of(
-        x: Tensor, y: Tensor, shards: Sequence[np.ndarray], batch: int | tuple[int, ...] | None,
+        x: Tensor | Windows, y: Tensor | Windows, shards: Sequence[np.ndarray], batch: int | tuple[int, ...] | None,
         sampling: Sampling = "replacement",
     ) -> Samples:  # fmt: skip
         size = torch.tensor([len(shard) for shard in shards])
@@ -106,8 +107,13 @@ class Samples:
 
     def batch_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples and targets of rows of any shape; whole rows are copied at once."""
-        x, y = (t.index_select(0, rows.flatten()) for t in (self.x, self.y))
-        return x.reshape(*rows.shape, *x.shape[1:]), y.reshape(*rows.shape, *y.shape[1:])
+        return taken(self.x, rows), taken(self.y, rows)
+
+
+def taken(values: Tensor | Windows, rows: Tensor) -> Tensor:
+    if isinstance(values, Windows):
+        return values[rows]
+    return values.index_select(0, rows.flatten()).reshape(*rows.shape, *values.shape[1:])
 
 
 def permuted(key: Tensor, place: Tensor, size: Tensor) -> Tensor:

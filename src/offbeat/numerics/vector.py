@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -99,7 +101,15 @@ def copied(module: nn.Module) -> nn.Module:
     for part in copy_.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # a gradient is a flat vector; the numbers are the same
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters = partial(laid_out, part)  # type: ignore[method-assign]
     return copy_ if copy_.training else copy_.train()
+
+
+def laid_out(part: nn.RNNBase) -> None:
+    """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
+    with suppress(RuntimeError):
+        nn.RNNBase.flatten_parameters(part)
 
 
 class FlatModel:

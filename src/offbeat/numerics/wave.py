@@ -330,4 +330,4 @@ def bytes_per_job(problem: Problem) -> int:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1
     activations = samples.width * (outputs / 2 * (3 + unfolded) + samples.x[0].numel())
-    return int(samples.x.element_size() * (activations + 8 * model.dimension))
+    return int(model.dtype.itemsize * (activations + 8 * model.dimension))

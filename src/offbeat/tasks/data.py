@@ -16,6 +16,7 @@ from offbeat import keys
 from offbeat.errors import ConfigError, OffbeatError, unknown
 from offbeat.tasks import files
 from offbeat.tasks.leaf import find_users, read_users
+from offbeat.tasks.text import held_out_of
 
 Scale: TypeAlias = Literal["unit", "symmetric", "standard"]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -178,10 +179,11 @@ def cinic10(scale: Scale = "standard") -> Data:
     return _images("cinic10", list(train), list(test), scale)
 
 
-def har() -> Data:
+def har(held_out: int = 0) -> Data:
     """UCI HAR: smartphone motion features of real people, 6 activities; `owners` are the people.
 
-    Of each person's samples, in file order, every fifth is held out for testing.
+    Of each person's samples, in file order, every fifth is held out for testing; or all samples of `held_out` people,
+    at even distances in the order of their ids, and none of the others.
     """
     layout = files.Layout("uci-har", ("uci_har_train_features.npz",))
     source = "the UCI Machine Learning Repository (Human Activity Recognition Using Smartphones; arrays x, y, subject)"
@@ -193,6 +195,9 @@ def har() -> Data:
         mine = np.flatnonzero(subject == person)
         rank[mine] = np.arange(len(mine))
     test, x, y = rank % 5 == 4, x.astype(np.float32), y.astype(np.int64)
+    if held_out:
+        people = np.unique(subject)
+        test = np.isin(subject, people[sorted(held_out_of(len(people), held_out))])
     return Data("har", x[~test], y[~test], x[test], y[test], 6, subject[~test].astype(np.int64))
 
 

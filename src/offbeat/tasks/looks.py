@@ -16,20 +16,20 @@ from torch import Tensor
 
 from offbeat import keys, registry
 from offbeat.errors import ConfigError, shown
-from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure
+from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure, Set
 from offbeat.numerics.metrics import as_metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.tasks.task import Task, metric_problems
 
-Set = Literal["test", "train", "held-out"]
+Kind = Literal["test", "train", "held-out"]
 
 
 @dataclass(frozen=True)
 class Watch:
     """Which figures an evaluation gives. `clients` None looks at single clients where the task has sets of them."""
 
-    on: Set | None = None  # where loss and metrics come from; None: the test set, or the training data without one
+    on: Kind | None = None  # where loss and metrics come from; None: the test set, or the training data without one
     clients: bool | None = None
     training_loss: bool = False
     speed: Sequence[int] | None = None  # of each client: 0 the fast third, 1 the middle, 2 the slow
@@ -76,7 +76,7 @@ class Looks:
         return found
 
 
-def main_set(task: Task, on: Set | None, model: FlatModel, samples: Samples) -> tuple[str, Tensor, Tensor]:
+def main_set(task: Task, on: Kind | None, model: FlatModel, samples: Samples) -> tuple[str, Set, Set]:
     """The set of the loss and the metrics, in words first."""
     if task.held_out is not None and (on == "held-out" or (on is None and task.test is None)):
         rows = np.unique(np.concatenate([np.asarray(each, dtype=np.int64) for each in task.held_out]))
@@ -93,10 +93,10 @@ def main_set(task: Task, on: Set | None, model: FlatModel, samples: Samples) -> 
 
 def client_sets(
     task: Task, watch: Watch, model: FlatModel, samples: Samples
-) -> list[tuple[str, str, Tensor, Tensor, Sequence[Any]]]:
+) -> list[tuple[str, str, Set, Set, Sequence[Any]]]:
     """The sets of single clients: the head of their columns, in words, the data, and whose rows are which."""
     x, y = samples.x, samples.y
-    sets: list[tuple[str, str, Tensor, Tensor, Sequence[Any]]] = []
+    sets: list[tuple[str, str, Set, Set, Sequence[Any]]] = []
     if watch.clients is False:
         return sets
     if task.client_tests is not None:

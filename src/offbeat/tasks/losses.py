@@ -145,6 +145,11 @@ def remedy(loss: Any, outputs: Tensor, targets: Tensor) -> str:
     return "A loss here is called as loss(outputs, targets) and gives the mean over the batch"
 
 
+def sequence_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all places of a batch: outputs `[batch, places, classes]`, targets `[batch, places]`."""
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
 def fitting(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.device, like.dtype) if values.is_floating_point() else values.to(like.device)
 

@@ -12,13 +12,16 @@ from torch.nn import functional
 from offbeat import registry
 from offbeat.errors import ConfigError, shown
 from offbeat.numerics.samples import Sampling
+from offbeat.numerics.windows import Stream, windows
 from offbeat.options import fits, option_problems
 from offbeat.room import too_large
 from offbeat.tasks.data import DATA, Scale
+from offbeat.tasks.losses import reason, sequence_cross_entropy
 from offbeat.tasks.models import build as build_model
 from offbeat.tasks.models import parameters
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from offbeat.tasks.task import Task
+from offbeat.tasks.text import OWNERS, cut, owned, read_texts
 
 COPIES = 6  # of a model in a run, at least: as given, as trained, versions, and what a job needs
 Named = str | Mapping[str, Any]  # "iid", or {name = "dirichlet", alpha = 0.3}
@@ -27,15 +30,22 @@ Named = str | Mapping[str, Any]  # "iid", or {name = "dirichlet", alpha = 0.3}
 def classification(
     data: str,
     seed: int,
-    clients: int = 100,
+    clients: int | None = 100,
     model: Named = "mlp",
     split: Named = "iid",
     batch_size: int | list[int] | None = 10,
     sampling: Sampling = "replacement",
     scale: Scale | None = None,
+    held_out: int = 0,
 ) -> Task:
-    """A labelled data set, divided over clients. `scale` None is the data set's own default."""
-    return labelled(data, {} if scale is None else {"scale": scale}, seed, clients, model, split, batch_size, sampling)
+    """A labelled data set, divided over clients. `scale` None is the data set's own default.
+
+    Where samples have owners (`har`: people), `held_out` of them are for testing alone; `clients` None is one for each
+    of the others.
+    """
+    read: dict[str, Any] = {} if scale is None else {"scale": scale}
+    read |= {"held_out": held_out} if held_out else {}
+    return labelled(data, read, seed, clients, model, split, batch_size, sampling)
 
 
 def leaf(
@@ -93,6 +103,76 @@ def labelled(
     )
 
 
+CONTEXT = {"char-lstm": 80, "gru": 40, "transformer-10m": 256}  # tokens that a model sees; 64 for others
+
+
+def text(
+    data: str,
+    seed: int,
+    clients: int | None = None,
+    model: Named = "char-lstm",
+    split: Named = "natural",
+    batch_size: int | list[int] | None = 10,
+    sampling: Sampling = "replacement",
+    folder: str | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    minimum: int = 1000,
+    held_out: int = 0,
+    test_share: float = 0.1,
+    test_windows: int = 2000,
+) -> Task:
+    """The next character ("shakespeare", by speaker) or byte ("linux-doc", by folder) of texts.
+
+    Texts are `text/NAME.jsonl` (plain, .xz, .gz) or a folder `text/NAME` of text files, or those of `folder`. `clients`
+    None is one for each owner with at least `minimum` tokens. Samples are windows of `context` tokens at every
+    `stride`-th place: none is one behind the other for a model that gives scores at every place, and every place for
+    one that gives them for the last. For testing is the last `test_share` of each text, or the whole texts of
+    `held_out` owners; at most `test_windows` windows of it, at even distances.
+    """
+    split_name, split_options = named("split", split)
+    model_name, model_options = named("model", model)
+    length = CONTEXT.get(model_name, 64) if context is None else context
+    sizes = {"context": length, "minimum": minimum, "test_windows": test_windows, "stride": stride or 1}
+    problems = [f"task '{data}': {name} = {n}; give at least 1" for name, n in sizes.items() if n < 1]
+    if not 0 < test_share < 1:
+        problems.append(f"task '{data}': test_share = {test_share}; give a number between 0 and 1")
+    fixed = ("y", "clients", "seed", "owners")
+    problems += option_problems(f"split '{split_name}'", registry.find("split", split_name), split_options, fixed)
+    if problems:
+        raise ConfigError(problems)
+    find, unit = OWNERS[data]
+    whole = owned(find(read_texts(data, folder)), unit, minimum, data)
+    many = len(whole.vocabulary)
+    if found := model_problems(model_name, (length,), many, model_options):
+        raise ConfigError(found)
+    net = build_model(model_name, (length,), many, seed, **model_options)
+    predict = "all" if scored_places(model_name, net, length) else "last"
+    places = cut(whole, length, stride or (length if predict == "all" else 1), held_out, test_share, test_windows)
+    if not len(places.starts) or not len(places.test):
+        raise ConfigError(
+            [f"task '{data}': texts are too short for windows of {length} tokens; take a smaller context"]
+        )
+    owners = np.unique(places.owners, return_inverse=True)[1]
+    shards = registry.make("split", split_name, owners, clients or 1 + int(owners.max()), seed, owners, **split_options)
+    stream = Stream(whole.tokens)
+    train, test = (windows(stream, length, starts, predict=predict) for starts in (places.starts, places.test))
+    loss = sequence_cross_entropy if predict == "all" else functional.cross_entropy
+    return Task(net, loss, train, shards, test, batch_size, sampling, data)
+
+
+@torch.no_grad()
+def scored_places(name: str, model: torch.nn.Module, length: int) -> bool:
+    """Whether a model of tokens gives scores at every place, and not for the last alone."""
+    try:
+        with torch.random.fork_rng([]):
+            return bool(model(torch.zeros(1, length, dtype=torch.int64)).dim() == 3)
+    except Exception as error:  # whatever a model of one's own raises
+        raise ConfigError(
+            [f"model '{name}' does not take {length} tokens: {reason(error)}. Take one with a table, such as 'gpt'"]
+        ) from error
+
+
 def quadratics(
     seed: int, clients: int = 10, dimension: int = 5, spread: float = 1.0, noise: float = 0.0, samples: int = 1
 ) -> Task:
@@ -123,11 +203,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what a data set starts from, when the
     "mnist": {"model": "mlp"},
     "cifar10": {"model": "dlsgd-cnn"},
     "cinic10": {"model": "vgg16"},
-    "har": {"model": "mlp", "split": "natural", "clients": 21},
+    "har": {"model": "mlp", "split": "natural", "clients": None},
 }
 TASKS: dict[str, Callable[..., Task]] = {
     **dict.fromkeys(DATA, classification),
     "leaf": leaf,
+    **dict.fromkeys(OWNERS, text),
     "quadratic": quadratics,
 }
 
@@ -147,6 +228,8 @@ def build_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
         raise ConfigError(problems)
     if make is classification:
         return classification(name, seed, **{**DEFAULTS[name], **options})
+    if make is text:
+        return text(name, seed, **options)
     task: Task = registry.make("task", name, seed=seed, **options)
     return task
 

@@ -1,4 +1,4 @@
-"""Models: plain `nn.Sequential`s, built from the shape of one sample and the number of outputs."""
+"""Models, built from the shape of one sample and the number of outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from offbeat import registry
 from offbeat.errors import ConfigError
 from offbeat.options import option_problems
 from offbeat.tasks.large_models import CropFlip as CropFlip
-from offbeat.tasks.large_models import alexnet, images, share, vgg16, vgg19
+from offbeat.tasks.large_models import alexnet, images, mobilenet, resnet18_gn, share, vgg16, vgg19
+from offbeat.tasks.sequence_models import char_lstm, gpt, gru, har_conv1d, recommender, transformer_10m, vit
 
 
 def logistic(input_shape: tuple[int, ...], outputs: int) -> nn.Sequential:
@@ -197,17 +198,26 @@ class CentreCrop(nn.Module):
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
+    "char-lstm": char_lstm,
     "dlsgd-cnn": dlsgd_cnn,
     "fedagrac-cnn": fedagrac_cnn,
     "fedavg-cifar-cnn": fedavg_cifar_cnn,
+    "gpt": gpt,
+    "gru": gru,
+    "har-conv1d": har_conv1d,
     "heterogeneity-cnn": heterogeneity_cnn,
     "leaf-femnist-cnn": leaf_femnist_cnn,
     "linear": linear,
     "logistic": logistic,
     "mlp": mlp,
+    "mobilenet": mobilenet,
     "pfl-cnn": pfl_cnn,
+    "recommender": recommender,
+    "resnet18-gn": resnet18_gn,
+    "transformer-10m": transformer_10m,
     "vgg16": vgg16,
     "vgg19": vgg19,
+    "vit": vit,
 }
 
 

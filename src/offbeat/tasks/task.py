@@ -18,6 +18,7 @@ from offbeat.numerics import trial
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.losses import loss_problems
 
@@ -225,16 +226,16 @@ def listed(given: Any) -> bool:
     return ordered and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
 
 
-def tensors(data: Any) -> tuple[Tensor, Tensor]:
-    """`(x, y)` tensors from tensors, arrays or a `Dataset`."""
+def tensors(data: Any) -> tuple[Any, Any]:
+    """`(x, y)` tensors from tensors, arrays or a `Dataset`; or windows of a stream of tokens."""
     if isinstance(data, Dataset):
         pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
         return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
-    x, y = data
-    return torch.as_tensor(x), torch.as_tensor(y)
+    x, y = (part if isinstance(part, Windows) else torch.as_tensor(part) for part in data)
+    return x, y
 
 
-def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(values: Any, dtype: torch.dtype) -> Any:
     return values.to(dtype) if values.is_floating_point() else values
 
 
@@ -262,7 +263,7 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
     return found
 
 
-def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str]:
+def data_problems(kind: str, x: Any, y: Any, model: nn.Module) -> list[str]:
     if len(x) != len(y):
         return [f"the {kind} data has {len(x)} inputs and {len(y)} targets; they must be as many"]
     if len(x) == 0:
@@ -278,15 +279,23 @@ def data_problems(kind: str, x: Tensor, y: Tensor, model: nn.Module) -> list[str
         shape = tuple(x.shape[1:])
         return [*found, f"the model does not take the {kind} inputs, of shape {shape} and type {x.dtype}: {error}"]
     labels = not y.is_floating_point() and y.dim() == 1
-    if labels and classes is not None and (int(y.min()) < 0 or int(y.max()) >= classes):
+    least, most = ends(y) if labels else (0, 0)
+    if labels and classes is not None and (least < 0 or most >= classes):
         found.append(
-            f"the {kind} labels run from {int(y.min())} to {int(y.max())}; the model has {classes} outputs, "
+            f"the {kind} labels run from {least} to {most}; the model has {classes} outputs, "
             f"so they must be 0..{classes - 1}"
         )
     return found
 
 
-def scores(model: nn.Module, x: Tensor) -> int | None:
+def ends(values: Tensor | Windows) -> tuple[int, int]:
+    """The smallest and the largest of whole numbers."""
+    if isinstance(values, Windows):
+        return values.stream.least, values.stream.most
+    return int(values.min()), int(values.max())
+
+
+def scores(model: nn.Module, x: Any) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
     out = tried(model, x)
     if not isinstance(out, Tensor):
@@ -295,7 +304,7 @@ def scores(model: nn.Module, x: Tensor) -> int | None:
 
 
 @torch.no_grad()
-def tried(model: nn.Module, x: Tensor) -> Any:
+def tried(model: nn.Module, x: Any) -> Any:
     """What the model gives for two samples."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []

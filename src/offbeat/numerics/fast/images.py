@@ -60,6 +60,35 @@ def transposed(
     return one_by_one(op, input, weight, bias, (stride, padding, output_padding, groups, dilation))
 
 
+def depthwise(
+    places: Places | None, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    """A filter for each channel of images."""
+    plain = input.is_cuda and input.dtype == torch.float32 and compiled() and not isinstance(padding, str)
+    single = input.dim() == 4 and groups == input.shape[1] == weight.shape[0] and weight.shape[2:].numel() <= 49
+    if not plain or not single or pair(dilation) != (1, 1) or torch.is_autocast_enabled("cuda"):
+        return NotImplemented
+    return Depthwise.apply(input, weight, bias, pair(stride), pair(padding), places)  # type: ignore[no-untyped-call]
+
+
+class Depthwise(ForOne):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, step: Any, padding: Any, places: Places | None) -> Tensor:
+        return functional.conv2d(x, w, bias, step, padding, groups=x.shape[1])
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, step: Any, padding: Any, places: Places | None
+    ) -> Any:
+        from offbeat.numerics.fast import depthwise_kernels
+
+        n = info.batch_size
+        x, w = first(x, dims[0], n), first(w, dims[1], n)
+        shift = None if bias is None else first(bias, dims[2], n)
+        return depthwise_kernels.Depthwise.apply(x, w, shift, step, padding, places), 0  # type: ignore[no-untyped-call]
+
+
 CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 

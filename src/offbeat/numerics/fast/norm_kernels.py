@@ -96,3 +96,122 @@ class LayerNorm(torch.autograd.Function):
 def rows_of(t: Tensor) -> Tensor:
     """The tensor itself, so that it keeps its place, if its rows are lines of memory."""
     return t if t.stride(-1) == 1 else t.contiguous()
+
+
+# ---- groups of channels -------------------------------------------------------------------------
+@triton.jit
+def group_forward(x, weight, bias, out, mean, scale, batch, xb, xc, xp, ob, oc, op, wn, bn, eps, C: tl.constexpr,
+                  P: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
+                  BP: tl.constexpr):  # fmt: skip
+    """A program takes one group of one sample: `[GROUP channels, P pixels]`."""
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c, pixel = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None]
+    channel, client = group * GROUP + c, row // batch
+    at = x + row * xb + channel * xc
+    total = tl.zeros((BC, BP), tl.float32)
+    for first in range(0, P, BP):
+        total += tl.load(at + (first + pixel) * xp, (c < GROUP) & (first + pixel < P), 0.0)
+    m = tl.sum(total) / (GROUP * P)
+    total = tl.zeros((BC, BP), tl.float32)
+    for first in range(0, P, BP):
+        inside = (c < GROUP) & (first + pixel < P)
+        v = tl.where(inside, tl.load(at + (first + pixel) * xp, inside, 0.0) - m, 0.0)
+        total += v * v
+    s = 1.0 / tl.sqrt(tl.sum(total) / (GROUP * P) + eps)
+    by = tl.load(weight + client * wn + channel, c < GROUP, 0.0) * s
+    shift = -m * by
+    if BIAS:
+        shift += tl.load(bias + client * bn + channel, c < GROUP, 0.0)
+    for first in range(0, P, BP):
+        inside = (c < GROUP) & (first + pixel < P)
+        v = tl.load(at + (first + pixel) * xp, inside, 0.0)
+        tl.store(out + row * ob + channel * oc + (first + pixel) * op, v * by + shift, inside)
+    place = row * (C // GROUP) + group
+    tl.store(mean + place, m)
+    tl.store(scale + place, s)
+
+
+@triton.jit
+def group_backward(x, weight, g, mean, scale, gx, gw, gb, batch, xb, xc, xp, sb, sc, sp, ob, oc, op, wn,
+                   C: tl.constexpr, P: tl.constexpr, GROUP: tl.constexpr, BC: tl.constexpr,
+                   BP: tl.constexpr):  # fmt: skip
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c, pixel = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None]
+    channel, client = group * GROUP + c, row // batch
+    place = row * (C // GROUP) + group
+    m, s = tl.load(mean + place), tl.load(scale + place)
+    of_scale, of_shift = tl.zeros((BC, BP), tl.float32), tl.zeros((BC, BP), tl.float32)
+    for first in range(0, P, BP):
+        inside = (c < GROUP) & (first + pixel < P)
+        v = (tl.load(x + row * xb + channel * xc + (first + pixel) * xp, inside, 0.0) - m) * s
+        slope = tl.load(g + row * sb + channel * sc + (first + pixel) * sp, inside, 0.0)
+        of_scale += slope * v
+        of_shift += slope
+    own_scale, own_shift = tl.sum(of_scale, 1)[:, None], tl.sum(of_shift, 1)[:, None]
+    tl.store(gw + row * C + channel, own_scale, c < GROUP)
+    tl.store(gb + row * C + channel, own_shift, c < GROUP)
+    by = tl.load(weight + client * wn + channel, c < GROUP, 0.0)
+    along = tl.sum(by * own_scale) / (GROUP * P)
+    level = tl.sum(by * own_shift) / (GROUP * P)
+    for first in range(0, P, BP):
+        inside = (c < GROUP) & (first + pixel < P)
+        v = (tl.load(x + row * xb + channel * xc + (first + pixel) * xp, inside, 0.0) - m) * s
+        slope = tl.load(g + row * sb + channel * sc + (first + pixel) * sp, inside, 0.0)
+        back = (slope * by - level - v * along) * s
+        tl.store(gx + row * ob + channel * oc + (first + pixel) * op, back, inside)
+
+
+class GroupNorm(torch.autograd.Function):
+    """`x [n, b, c, ...]`, `weight [n, c]` and `bias [n, c]`, in the layout that x has."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, groups: int, weight: Tensor, bias: Tensor | None, eps: float, places: Places | None
+    ) -> Tensor:
+        n, b, c = x.shape[:3]
+        x, weight = dense(x), rows_of(weight)
+        shift = weight if bias is None else rows_of(bias)
+        out = torch.empty_like(x)
+        mean, scale = x.new_empty(n * b, groups), x.new_empty(n * b, groups)
+        pixels, ctx.form = blocks(x, groups)
+        group_forward[(n * b, groups)](
+            x, weight, shift, out, mean, scale, b, *strides(x), *strides(out), weight.stride(0), shift.stride(0), eps,
+            C=c, P=pixels, BIAS=bias is not None, **ctx.form,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, mean, scale)
+        ctx.groups, ctx.places = groups, places
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, weight, bias, mean, scale = ctx.saved_tensors
+        n, b, c = x.shape[:3]
+        g, gx = dense(g), torch.empty_like(x)
+        gw, gb = x.new_empty(n, b, c), x.new_empty(n, b, c)
+        group_backward[(n * b, ctx.groups)](
+            x, weight, g, mean, scale, gx, gw, gb, b, *strides(x), *strides(g), *strides(gx), weight.stride(0),
+            C=c, P=blocks(x, ctx.groups)[0], **ctx.form,
+        )  # fmt: skip
+        places = ctx.places or Places((), ())
+        by = into(places.take(weight), lambda at: torch.sum(gw, 1, out=at))
+        shift = None if bias is None else into(places.take(bias), lambda at: torch.sum(gb, 1, out=at))
+        return gx, None, by, shift, None, None
+
+
+def blocks(x: Tensor, groups: int) -> tuple[int, dict[str, int]]:
+    """Pixels of a sample, and how a program takes them."""
+    group, pixels = x.shape[2] // groups, x[0, 0, 0].numel()
+    wide = triton.next_power_of_2(group)
+    return pixels, {"GROUP": group, "BC": wide, "BP": max(1, min(triton.next_power_of_2(pixels), 2048 // wide))}
+
+
+def strides(x: Tensor) -> tuple[int, int, int]:
+    """Of samples, channels and pixels in `[n, b, c, ...]`."""
+    return x.stride(1), x.stride(2), x.stride(-1) if x.dim() > 3 else 0
+
+
+def dense(x: Tensor) -> Tensor:
+    """Samples one after the other, and pixels at one distance from each other."""
+    steps, sides = x.stride(), x.shape
+    even = all(steps[i] == steps[i + 1] * sides[i + 1] for i in range(3, x.dim() - 1)) and x.shape[1] > 0
+    return x if even and steps[0] == steps[1] * sides[1] else x.contiguous()

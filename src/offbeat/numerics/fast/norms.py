@@ -19,6 +19,8 @@ def group_norm(
     """Each sample's channels in groups, each group to mean 0 and variance 1; then a scale and a shift per channel."""
     if input.dim() < 2 or input.shape[1] % num_groups or input[0].numel() <= num_groups:
         return NotImplemented  # a mistake: the library says which
+    if weight is not None and input.is_cuda and input.dtype == torch.float32 and compiled():
+        return GroupNorm.apply(input, num_groups, weight, bias, eps, places)  # type: ignore[no-untyped-call]
     grouped = input.reshape(input.shape[0], num_groups, -1)
     variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
     out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(input.shape)
@@ -57,3 +59,22 @@ class LayerNorm(ForOne):
         shift = None if bias is None else first(bias, dims[2], n)
         out = norm_kernels.LayerNorm.apply(x.flatten(1, -2), weight, shift, eps, places)  # type: ignore[no-untyped-call]
         return out.reshape(x.shape), 0
+
+
+class GroupNorm(ForOne):
+    @staticmethod
+    def forward(
+        x: Tensor, groups: int, weight: Tensor, bias: Tensor | None, eps: float, places: Places | None
+    ) -> Tensor:
+        return functional.group_norm(x, groups, weight, bias, eps)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, groups: int, weight: Tensor, bias: Tensor | None, eps: float, places: Any
+    ) -> Any:
+        from offbeat.numerics.fast import norm_kernels
+
+        n = info.batch_size
+        x, weight = first(x, dims[0], n), first(weight, dims[2], n)
+        shift = None if bias is None else first(bias, dims[3], n)
+        return norm_kernels.GroupNorm.apply(x, groups, weight, shift, eps, places), 0  # type: ignore[no-untyped-call]
