@@ -31,6 +31,7 @@ COMMANDS = (
     "table",
     "plot",
     "explain",
+    "tune",
 )
 
 

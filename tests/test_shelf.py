@@ -103,6 +103,19 @@ def test_tables_in_every_form(home):
         offbeat("table", home, "--target", "0.5")
 
 
+def test_runs_of_an_older_offbeat_are_read(home, tmp_path):
+    place = tmp_path / "old"
+    shutil.copytree(home / "both" / "fedbuff-seed0", place)
+    result = json.loads((place / "result.json").read_text())
+    for name in ("metrics", "metric_faults", "callback_faults", "diverging"):
+        del result[name]
+    (place / "result.json").write_text(json.dumps(result))
+    assert json.loads(offbeat("runs", place, "--json"))[0]["accuracy"] == result["accuracy_final"]
+    for words in (("show", place), ("explain", place), ("plot", place, "--out", tmp_path / "p.png")):
+        assert offbeat(*words)
+    assert offbeat("table", place, "--format", "csv").startswith("method,accuracy,best,loss,")
+
+
 @pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_pictures_in_every_format(home, tmp_path, suffix, head):
     out = tmp_path / f"plot{suffix}"

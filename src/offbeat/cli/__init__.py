@@ -26,12 +26,13 @@ from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
 from offbeat.cli.run_commands import replay, resume, run
 from offbeat.cli.shelf_commands import explain, plot, runs, show, table
+from offbeat.cli.tune_command import tune
 from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, ReplayDiffers, StorageError
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
-    "runs": runs, "show": show, "table": table, "plot": plot, "explain": explain,
+    "tune": tune, "runs": runs, "show": show, "table": table, "plot": plot, "explain": explain,
     "list": list_names, "check": check, "paper": paper, "bench": bench,
 }  # fmt: skip
 

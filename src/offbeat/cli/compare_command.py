@@ -37,6 +37,7 @@ def compare(
     config: Annotated[
         Path | None, typer.Option(help="A TOML file; [methods.LABEL] tables give each method's options.")
     ] = None,
+    tuned: Annotated[Path | None, typer.Option(help="What `offbeat tune` left: its directory, or tuned.toml.")] = None,
     task: TaskName = None,
     fleet: FleetName = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the config's seed on.", min=1)] = 1,
@@ -53,6 +54,10 @@ def compare(
 ) -> None:
     """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
     sign_of_life("compare")
+    if tuned is not None:
+        if config is not None:
+            raise ConfigError(["--tuned is a config of its own; leave out --config"])
+        config = tuned / "tuned.toml" if tuned.is_dir() else tuned
     flags = {"task": task, "fleet": fleet, "device": device}
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     watching(table, callbacks)

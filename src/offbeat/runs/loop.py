@@ -396,21 +396,7 @@ class Loop:
 
     def look(self) -> None:
         metrics = self.engine.evaluate()
-        a = self.account
-        updates = sum(a.staleness.values())
-        row = {
-            "commit": a.commits,
-            "virtual_seconds": a.time,
-            "accuracy": metrics["accuracy"],
-            "loss": metrics["loss"],
-            "client_steps": a.client_steps,
-            "samples": a.samples,
-            "bytes_up": round(a.bytes_up),
-            "bytes_down": round(a.bytes_down),
-            "bytes_d2d": round(a.bytes_d2d),
-            "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
-        }
-        row |= {name: value for name, value in metrics.items() if name not in row}
+        row = row_of(self.account, metrics)
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
@@ -465,6 +451,24 @@ class Loop:
             **computed,
             "wall_seconds": time.perf_counter() - self.began,
         }
+
+
+def row_of(a: Account, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the metrics: what was spent, and what an evaluation found."""
+    updates = sum(a.staleness.values())
+    row = {
+        "commit": a.commits,
+        "virtual_seconds": a.time,
+        "accuracy": metrics["accuracy"],
+        "loss": metrics["loss"],
+        "client_steps": a.client_steps,
+        "samples": a.samples,
+        "bytes_up": round(a.bytes_up),
+        "bytes_down": round(a.bytes_down),
+        "bytes_d2d": round(a.bytes_d2d),
+        "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
+    }
+    return row | {name: value for name, value in metrics.items() if name not in row}
 
 
 def reached(
