@@ -4,13 +4,17 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-trackers soak lint bench clean
+.PHONY: demo test test-ray test-trackers soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak and not trackers" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak and not ray and not trackers" -n auto --dist loadfile
+
+test-ray: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
+	$(RUN) -m pytest -m ray
 
 test-trackers: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt ".[trackers]"
@@ -27,6 +31,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/offbeat bench --out bench.json
+
+docs: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[docs]"
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from experiments import killed_after
 from offbeat import Callback, ConfigError, resume, run
 from offbeat.runs.callbacks import EarlyStopping, KeepBest, TimeLimit
-from offbeat.runs.watching import made
+from offbeat.runs.watchers import made
 from test_metrics import error, experiment, small
 
 

@@ -324,7 +324,7 @@ def test_compare_takes_labelled_methods_from_a_file(result, tmp_path):
         "[methods.asysg]\nn = 2\n"
     )
     made = result("compare", "--config", "two.toml", "--out", "out")
-    assert made.keys() == {"picture", "table", "runs"}
+    assert made.keys() == {"picture", "table", "page", "runs"}
     assert list(made["runs"]) == ["slow", "fast", "asysg"]
     slow, fast, asysg = (made["runs"][label][0] for label in made["runs"])
     assert slow["accuracy_final"] < 0.15 < fast["accuracy_final"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -43,6 +44,12 @@ def test_commands_run(page: str, bodies: list[str], tmp_path: Path) -> None:
             done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == 0, (line, done.stderr)
             assert done.stderr == "", (line, done.stderr)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "gallery").glob("*.py")), ids=lambda page: page.stem)
+def test_gallery_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(page))
 
 
 def test_links_and_pictures_exist() -> None:

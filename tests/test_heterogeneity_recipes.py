@@ -8,7 +8,6 @@ import torch
 
 from offbeat.papers import RECIPES, fedbuff, heterogeneity, runner
 from offbeat.papers.recipe import Run
-from offbeat.tasks.task import tensors
 
 SMOKE = Run("smoke", 0, "cpu")
 
@@ -73,7 +72,7 @@ def test_estimates_of_linear_regression_keep_below_its_eigenvalues_and_batches_d
     run = Run("smoke", 0, "cpu", "float64")
     for percent in (25, 100):
         task = heterogeneity.task("linear", heterogeneity.single(percent), run)
-        x = tensors(task.data)[0].flatten(1).double().numpy()
+        x = task.training[0].flatten(1).double().numpy()
         x = np.hstack([x, np.ones((len(x), 1))])
         hessians = [2 * x[shard].T @ x[shard] / len(shard) for shard in task.shards]
         most = max(float(np.linalg.eigvalsh(h).max()) for h in hessians)

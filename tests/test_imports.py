@@ -32,6 +32,9 @@ COMMANDS = (
     "plot",
     "explain",
     "tune",
+    "report",
+    "watch",
+    "choose",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from offbeat import Experiment, Task, run
-from offbeat.advise import THEOREMS, advise
+from offbeat.advise import THEOREMS, advise, opening, schedule_for, with_known
 from offbeat.assemble import build, build_method
 from offbeat.cli import app
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.measure import Effort, gauge_of, measure
-from offbeat.meters import curvature
+from offbeat.meters import curvature, hlsgd
+from offbeat.meters.constants import Constants, Plan
 from offbeat.meters.divergence import divergence, noise
 from offbeat.meters.drift import drift
 from offbeat.meters.gauge import Gauge, fewer
@@ -223,15 +225,23 @@ def test_groups_that_fit_do_not_change_what_is_measured() -> None:
 
 
 # ---- advice -------------------------------------------------------------------------------------
+SPECIAL = {"FedAvg, Theorem 5.5", "FedAvg, Theorem A.1", "FedaGrac, Theorem 1", "FedaGrac, Theorem 3"}
+
+
 @pytest.mark.parametrize("method", sorted(THEOREMS))
 def test_every_theorem_is_asked_and_says_what_fails(method: str) -> None:
-    fleet = {"name": "hlsgd", "clusters": 2} if method == "hl-sgd" else "uniform"
+    clusters = {"hl-sgd": 2, "gossip-sgd": 1, "gossip-pga": 1}
+    fleet = {"name": "hlsgd", "clusters": clusters[method]} if method in clusters else "uniform"
     wild = replace(DIGITS, fleet=fleet, method={"name": method, "local_steps": 5, "client_lr": 50.0})
     found = measure(wild, effort=BRIEF)
     plan, counsels = advise(found, wild, method)
     assert plan.client_lr == 50.0
     assert plan.local_steps == 5
-    for counsel in counsels.values():
+    assert opening(wild, method, plan, counsels).startswith(f"{method} with client_lr 50")
+    for name, counsel in counsels.items():
+        if name in SPECIAL or name == "HL-SGD, Table 1":
+            assert counsel.own or counsel.refused
+            continue
         assert counsel.own is not None
         assert counsel.yours is not None
         assert counsel.own.client_lr < 1
@@ -241,7 +251,9 @@ def test_every_theorem_is_asked_and_says_what_fails(method: str) -> None:
 def test_the_theorems_of_local_sgd_depend_on_who_takes_part() -> None:
     found = measure(DIGITS, effort=BRIEF)
     everyone = replace(DIGITS, method={"name": "local-sgd", "n": None})
-    assert all("4.3" in name or "4.4" in name for name in advise(found, everyone, "local-sgd")[1])
+    names = list(advise(found, everyone, "local-sgd")[1])
+    assert names[:2] == ["FedAvg, Theorem 4.3", "FedAvg, Corollary 4.4"]
+    assert set(names[2:]) <= SPECIAL
     some = replace(DIGITS, method={"name": "local-sgd", "n": 4})
     assert all("4.5" in name or "4.6" in name for name in advise(found, some, "local-sgd")[1])
     other, _ = advise(found, DIGITS, "fedbuff")  # a method that the experiment does not run: its defaults
@@ -262,6 +274,61 @@ def test_the_command_prints_json_and_a_table(tmp_path: Path) -> None:
     assert "L_h" in shown.output
     assert "passes over the data" in shown.output
     assert "Theorem 4.5" in shown.output
+
+
+def test_quadratics_reach_the_theorems_about_them_and_networks_are_told_why_not() -> None:
+    """One Hessian, strongly convex: Theorems 5.5, A.1 and FedaGrac's 1 answer; on digits they say why they do not."""
+    family = alike(6, 4, seed=3)
+    quadratic = Experiment({"name": "local-sgd", "n": None}, family.task(noise=0.1, samples=20, seed=2), device="cpu",
+                           precision="float64", fleet="equal", until={"commits": 50})  # fmt: skip
+    found = measure(quadratic, effort=Effort(samples=None, noise_samples=4, rounds=2, local_steps=2, iterations=12))
+    eigenvalues = [float(np.linalg.eigvalsh(a).min()) for a in family.matrices]
+    assert found.constants.quadratic
+    assert found.constants.convexity == pytest.approx(min(eigenvalues), rel=1e-2)
+    losses = replace(found.constants, client_losses=(0.0,) * 6)  # these quadratics have no floor at zero
+    found = replace(found, constants=replace(losses, gap=1.0))
+    _, counsels = advise(found, quadratic, "local-sgd")
+    assert counsels["FedAvg, Theorem 5.5"].own is not None
+    assert counsels["FedAvg, Theorem A.1"].own is not None
+    assert counsels["FedaGrac, Theorem 1"].own is not None
+    fedagrac = replace(quadratic, method="fedagrac")
+    assert advise(found, fedagrac, "fedagrac")[1]["FedaGrac, Theorem 3"].own is not None
+    everyone = replace(DIGITS, method={"name": "local-sgd", "n": None})
+    digits = measure(everyone, effort=replace(BRIEF, iterations=0))
+    _, counsels = advise(digits, everyone, "local-sgd")
+    assert counsels["FedAvg, Theorem 5.5"].refused == ("it is about quadratics, and gradients here are not affine",)
+    assert "convexity" in counsels["FedaGrac, Theorem 1"].refused[0]
+    told = with_known(digits, {"convexity": 0.1})
+    assert advise(told, everyone, "local-sgd")[1]["FedaGrac, Theorem 1"].own is not None
+    with pytest.raises(ConfigError, match="unknown constant 'mu'"):
+        with_known(digits, {"mu": 1.0})
+
+
+def test_the_opening_is_a_sentence_to_act_on_and_figures_are_the_methods_own() -> None:
+    found = measure(DIGITS, effort=BRIEF)
+    calm = replace(DIGITS, method={"name": "local-sgd", "n": None, "local_steps": 2, "client_lr": 1e-6})
+    plan, counsels = advise(found, calm, "local-sgd")
+    assert "go ahead, FedAvg, Theorem 4.3 covers these rates" in opening(calm, "local-sgd", plan, counsels)
+    wild = replace(calm, method={"name": "local-sgd", "n": None, "local_steps": 2, "client_lr": 5.0})
+    plan, counsels = advise(found, wild, "local-sgd")
+    said = opening(wild, "local-sgd", plan, counsels)
+    assert "--set method.client_lr=" in said
+    assert "--set method.server_lr=" in said
+    buffered = replace(DIGITS, method="fedbuff", until={"commits": 30})
+    plan, counsels = advise(found, buffered, "fedbuff")
+    assert "run at least" in opening(buffered, "fedbuff", plan, counsels)
+    assert schedule_for(found, buffered, "local-sgd").staleness == 0
+    assert schedule_for(found, buffered, "fedbuff").staleness > 0
+
+
+def test_table_1_orders_methods_and_names_the_condition_against_gossip() -> None:
+    told = hlsgd.table1(
+        Constants(clients=32, gap=1.0, smoothness=1.0, noise=1.0, inside=4.0, between=0.1, between_factor=1.0,
+                  mixing=0.9, clusters=4), Plan(local_steps=4, cohort=8, commits=100),
+    )  # fmt: skip
+    assert told.notes[0].startswith("orders of the bounds on these constants, least first: ")
+    assert {"hl-sgd", "local-sgd", "gossip-sgd", "gossip-pga"} == set(re.findall("[a-z]+-[a-z]+", told.notes[0]))
+    assert "tau / n = 0.5, rho^2 / (1 - rho) = 8.1: HL-SGD stands before gossip SGD" in told.notes[1]
 
 
 # ---- what a review found ------------------------------------------------------------------------

@@ -137,17 +137,16 @@ def test_what_cannot_be_drawn_gets_a_sentence(home, tmp_path):
         offbeat("plot", tmp_path, "--out", tmp_path / "p.png")
 
 
-def test_bands_are_means_with_students_interval():
+def test_bands_targets_and_those_that_do_not_reach_them():
     def rows(values):
         return [{"commit": n, "virtual_seconds": float(n), "accuracy": v, "loss": 0.0} for n, v in enumerate(values)]
 
-    xs, ys, half = curves.band([rows([0.0, 1.0]), rows([0.0, 0.5]), rows([0.0, 0.6])], "accuracy", "time")
-    assert (xs[0], xs[-1]) == (0.0, 1.0)
-    assert ys[-1] == pytest.approx(0.7)
-    assert half[-1] == pytest.approx(4.302652729911275 * np.std([1.0, 0.5, 0.6], ddof=1) / np.sqrt(3))
-    figure = curves.picture({"a<b": [rows([0.1, 0.2])]}, target=0.9)
-    (text,) = figure.axes[0].get_legend().get_texts()
-    assert text.get_text() == "a<b: not reached"
+    figure = curves.picture({"a<b": [rows([0.1, 0.2])], "c": [rows([0.0, 1.0]), rows([0.0, 0.5])]}, target=0.9)
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert texts == ["a<b: not reached", "c, 2 seeds: 1 s (1 of 2 seeds)"]
+    (drawn,) = figure.axes[0].collections  # the band of the second
+    ends = drawn.get_paths()[0].vertices[:, 1]
+    assert ends.max() == pytest.approx(0.75 + 12.706204736 * 0.25)
 
 
 # ---- where time went ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from experiments import killed_after
 from offbeat import ConfigError, resume, run
 from offbeat.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, numbers
-from offbeat.runs.watching import made
+from offbeat.runs.watchers import made
 from test_metrics import error, experiment, small
 
 pytestmark = [pytest.mark.trackers, pytest.mark.filterwarnings("default")]

@@ -390,7 +390,7 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
     "kept in Python": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) * setattr_next(m), nn.Linear(w, w)), (w,)),
                        "when the same step is taken twice"),
     "shrunk weights": (lambda w: Animal(Own(lambda m, x: F.linear(x, m.w.data.mul_(0.9)) + m.w.sum(), w=(w, w)), (w,)),
-                        "its own parameters"),
+                        "changes 'body.w'"),
     "fractional pool": (lambda w: Animal(seq(nn.Conv2d(2, w, 1), nn.FractionalMaxPool2d(2, 2)), (2, 4, 4)), "'rand' in Frac"),
     "multinomial": (lambda w: Animal(Own(lambda m, x: x[:, torch.multinomial(m.s.softmax(0), 2)], s=(w,)), (w,)),
                     "'multinomial' in Own ('body')"),
@@ -399,7 +399,7 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
                                 seq(nn.Linear(w, w), nn.Dropout(0.5), nn.Linear(w, w))), (w,)), "a training step"),
     "NumPy": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) * float(numpy_coin()), nn.Linear(w, w)), (w,)), "NumPy's"),
     "hook on a gradient": (lambda w: Animal(hooked(w), (w,)), "has a hook on its gradient"),
-    "embedding renormed": (lambda w: Animal(nn.Embedding(9, w, max_norm=0.5), (3,), tokens=9), "modified inplace"),
+    "embedding renormed": (lambda w: Animal(nn.Embedding(9, w, max_norm=0.5), (3,), tokens=9), "changes 'body.weight'"),
 }  # fmt: skip
 
 

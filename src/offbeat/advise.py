@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment, split_name
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.graphs import rho_of
 from offbeat.fleets.steps import Fixed
 from offbeat.fleets.timing import phases
 from offbeat.measure import Measured, Schedule, schedule_of
-from offbeat.meters.constants import Advice, Constants, Plan
-from offbeat.meters.theorems import EVERYONE, SAMPLED, THEOREMS, Theorem
+from offbeat.meters.constants import Advice, Condition, Constants, Plan
+from offbeat.meters.theorems import ALL_REPORT, EVERYONE, SAMPLED, SOME_REPORT, THEOREMS, TITLES, Theorem
 from offbeat.method import Method, Rule, StepRate
+from offbeat.options import fits
 from offbeat.schedule.device import OWN_STEPS
 from offbeat.schedule.hybrid import Hybrid
 
@@ -56,16 +59,85 @@ def advise(measured: Measured, experiment: Experiment, method: str) -> tuple[Pla
     if method == "local-sgd":
         theorems = EVERYONE if plan.cohort == constants.clients else SAMPLED
     if isinstance(when, Hybrid) and built.fleet.clusters is not None:
-        theorems = theorems[:1] if when.sample == 1 else theorems[1:]
+        if method == "hl-sgd":
+            theorems = ALL_REPORT if when.sample == 1 else SOME_REPORT
         mixing = [rho_of(phases(cluster, when)) if when.rounds else 1.0 for cluster in built.fleet.clusters.each]
         constants = replace(constants, mixing=max(mixing))  # of a phase, with all its exchanges
-    found = {}
+    found: dict[str, Counsel] = {}
     for theorem in theorems:
         own, refused = attempt(theorem, constants, replace(plan, client_lr=None, server_lr=None))
         yours, _ = attempt(theorem, constants, plan)
-        name = next((made.theorem for made in (own, yours) if made is not None), theorem.__name__)
+        name = next((made.theorem for made in (own, yours) if made is not None), TITLES.get(theorem, theorem.__name__))
         found[name] = Counsel(own, yours, refused)
     return plan, found
+
+
+def schedule_for(measured: Measured, experiment: Experiment, method: str) -> Schedule:
+    """The schedule of the method asked about, on the experiment's fleet."""
+    built, _ = asked_about(experiment, method)
+    return schedule_of(built, measured.schedule.commits)
+
+
+def opening(experiment: Experiment, method: str, plan: Plan, counsels: Mapping[str, Counsel]) -> str:
+    """What to do, in a sentence: whether the rates that are configured are covered, which ones would be, and what
+    stands in the way where none are."""
+    built, _ = asked_about(experiment, method)
+    given = built.experiment.table()["method"]
+    server = next((name for name in ("server_lr", "beta") if name in given), None)
+    run = f"{method} with {written(server, plan.client_lr or 0.0, plan.server_lr)} and {plan.local_steps} local steps"
+    asked = {name: counsel for name, counsel in counsels.items() if counsel.own and counsel.own.conditions}
+    if not asked:
+        why = "; ".join(dict.fromkeys(text for counsel in counsels.values() for text in counsel.refused))
+        return f"{run}: no theorem can be asked here{f' ({why})' if why else ''}"
+    for name, counsel in asked.items():
+        if counsel.yours is not None and not counsel.yours.failing:
+            return f"{run}: go ahead, {name} covers these rates over {plan.commits} commits"
+    for name, counsel in asked.items():
+        own = counsel.own
+        if own is None or own.failing:
+            continue
+        rates = f"--set method.client_lr={own.client_lr:.3g}"
+        rates += f" --set method.{server}={own.server_lr:.3g}" if server else ""
+        return f"{run} {beyond(name, counsel.yours)}. Covered is {rates}; beyond that it is experience, not theory"
+    name, counsel = min(asked.items(), key=lambda pair: len(pair[1].own.failing) if pair[1].own else 99)
+    assert counsel.own is not None
+    rest = "; ".join(remedy(condition) for condition in counsel.own.failing)
+    return f"{run}: no rates satisfy {name} here; to get there, {rest}"
+
+
+def beyond(theorem: str, yours: Advice | None) -> str:
+    """How far the configured rates are from what a theorem allows."""
+    if yours is None or not yours.failing:
+        return "cannot be judged"
+    worst = yours.failing[0]
+    if worst.least:
+        return f"has {worst.given:.3g} where {theorem} asks at least {worst.allowed:.3g} ({worst.text})"
+    times = worst.given / worst.allowed if worst.allowed else math.inf
+    limit = f"{worst.text}: {worst.given:.3g}, at most {worst.allowed:.3g}"
+    return f"goes {times:.3g} times as far as {theorem} allows ({limit})"
+
+
+def written(server: str | None, client_lr: float, server_lr: float | None) -> str:
+    more = f", {server} {server_lr:.3g}" if server and server_lr is not None else ""
+    return f"client_lr {client_lr:.3g}{more}"
+
+
+def remedy(condition: Condition) -> str:
+    """What would make a condition hold that no rate does."""
+    if condition.allowed == math.inf or condition.allowed != condition.allowed:
+        return f"nothing helps {condition.name}: {condition.text}"
+    count = math.ceil(condition.allowed) if condition.least else math.floor(condition.allowed)
+    if condition.text.startswith("T >="):
+        return f"run at least {count:,} commits (now {condition.given:,.0f}), or lower the staleness"
+    if condition.text.startswith("I "):
+        return f"take at most {max(1, count)} local steps (now {condition.given:.0f})" if count >= 1 else (
+            f"run more commits: not even one local step meets {condition.text}")  # fmt: skip
+    if condition.text in ("M >= N", "m >= n"):
+        return f"let all {condition.allowed:.0f} take part (now {condition.given:.0f})"
+    if condition.text.startswith("rho"):
+        return f"gossip more or take more local steps ({condition.text}: now {condition.given:.3g})"
+    side = "at least" if condition.least else "at most"
+    return f"{condition.text} must be {side} {condition.allowed:.3g} (now {condition.given:.3g})"
 
 
 def attempt(theorem: Theorem, constants: Constants, plan: Plan) -> tuple[Advice | None, tuple[str, ...]]:
@@ -101,3 +173,23 @@ def first_rate(rule: Rule, name: str, steps: int) -> float:
     if by is None:
         return 1.0
     return by.mean(0, steps) if isinstance(by, StepRate) else by(0)
+
+
+def check_known(given: Mapping[str, Any]) -> None:
+    """Refuse constants that no theorem knows, or that cannot be."""
+    names = [field.name for field in fields(Constants) if field.name not in ("clients", "client_losses")]
+    problems = [unknown("constant", name, names) for name in given if name not in names]
+    for name in set(given) & set(names):
+        value = given[name]
+        good = isinstance(value, bool) if name == "quadratic" else fits(value, float) and 0 <= value < math.inf
+        if not good:
+            what = "true or false" if name == "quadratic" else "a finite number from 0"
+            problems.append(f"--known {name}={shown(value)}; it must be {what}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def with_known(measured: Measured, given: Mapping[str, Any]) -> Measured:
+    """What was measured, with constants that somebody knows in their place."""
+    check_known(given)
+    return replace(measured, constants=replace(measured.constants, **given))

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from offbeat import cluster_views, registry
-from offbeat.choices import Choice, Mode, Precision
+from offbeat.choices import Choice, Engines, Mode, Precision
 from offbeat.config import POLICIES, Experiment, schedule_options, split_name
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
+from offbeat.engines.ray_crew import ray_crew, ray_problems
+from offbeat.engines.tile_solver import in_process
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
@@ -105,12 +107,17 @@ class Built:
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
-    def engine(self) -> Engine:
+    def engine(self, record: Mapping[str, Any] | None = None, again: bool = False) -> Engine:
+        """The engine of a new run, of one that goes on from this record, or of one that is made `again` by it."""
         e = self.experiment
         device = pick_device(e.device)
+        tiling: Mapping[str, int] | None = None if record is None else record.get("tiling")
+        if tiling is None and e.engine != "local" and not again:
+            tiling = {"since": 0 if record is None else record["waves"]}
         return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
             blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None, watch=self.watch,
+            crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling,
         )  # fmt: skip
 
     @property
@@ -323,8 +330,10 @@ def plain_problems(experiment: Experiment) -> list[str]:
             problems.append(f"{name} = {shown(table)}; it must be a table")
         elif name == "evaluate":
             problems += evaluate_problems(table)
-    kinds = {"precision": Precision, "mode": Mode, "memory_gib": float | None, "checkpoint_seconds": float}
-    kinds["client_memory"] = Choice
+    kinds: dict[str, Any] = {
+        "precision": Precision, "mode": Mode, "engine": Engines, "workers": int | None, "address": str | None,
+        "memory_gib": float | None, "checkpoint_seconds": float, "client_memory": Choice,
+    }  # fmt: skip
     for name, hint in kinds.items():
         value = getattr(experiment, name)
         number = isinstance(value, int | float) and not 0 < value < math.inf
@@ -332,7 +341,7 @@ def plain_problems(experiment: Experiment) -> list[str]:
             problems.append(
                 f"{name} = {shown(value)}; it must be {spoken(hint)}, and positive and finite if it is a number"
             )
-    return problems
+    return problems + (ray_problems() if experiment.engine == "ray" else [])
 
 
 def make_task(experiment: Experiment) -> Task:

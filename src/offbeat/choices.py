@@ -3,5 +3,6 @@
 from typing import Literal
 
 Mode = Literal["wave", "twin"]
+Engines = Literal["local", "tiles", "ray"]  # whole waves here; waves in tiles here; the same tiles on workers of Ray
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 Choice = Literal["auto", "device", "host", "file"]  # where what clients keep lies

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from offbeat import webpage
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.errors import BadNumbers, ConfigError
-from offbeat.experiment import run
+from offbeat.errors import BadNumbers, ConfigError, OffbeatError
+from offbeat.experiment import resume, run
 from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
 from offbeat.runs.forms import page_table
 from offbeat.runs.loop import Outcome
+from offbeat.runs.manifest import read_manifest
 from offbeat.runs.progress import Progress
+from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
 from offbeat.runs.target import LIMITS, plain_name, target_key
+
+PAGE = "comparison.html"
 
 
 @dataclass(frozen=True)
@@ -63,16 +70,20 @@ class Comparison:
         ends = [(label, o.result) for label, outcomes in self.outcomes.items() for o in outcomes]
         return [f"{label}, seed {r['seed']} {r['ended']}" for label, r in ends if r["ended"].startswith("stopped")]
 
-    def lines(self) -> dict[str, list[list[dict[str, Any]]]]:
+    def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
         return {label: [o.metrics for o in outcomes] for label, outcomes in self.outcomes.items()}
 
     def write(self, out: str | Path, title: str) -> tuple[Path, Path]:
-        """The picture and the table, into the directory of the comparison, or into a new or empty one."""
+        """The picture and the table, into the directory of the comparison, or into a new or empty one; beside its
+        runs also the page, comparison.html."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
-                picture = plots.comparison(self.lines(), folder.path / "comparison.png", title)
+                targets = accuracies(self.target)
+                picture = plots.comparison(self.curves(), folder.path / "comparison.png", title, targets)
                 table = report.write_table(folder.path / "comparison.md", title, *self.table()[:2])
                 folder.add([picture, table])
+                if folder.manifest.runs:
+                    folder.add([webpage.report([folder.path], folder.path / PAGE, title, targets)])
             return picture, table
 
 
@@ -82,9 +93,14 @@ def compare(
     out: str | Path | None = None,
     progress: Callable[[str, Experiment], Progress] | None = None,
     overwrite: bool = False,
+    resumed: bool = False,
+    workers: int | None = None,
+    address: str | None = None,
 ) -> Comparison:
     """Run every experiment with every seed. All are checked before the first one starts. `out` is a new or empty
-    directory, or, with `overwrite`, that of another comparison; each run gets a directory in it, named by its label."""
+    directory, or, with `overwrite`, that of another comparison; each run gets a directory in it, named by its label.
+    With `resumed`, what the same comparison left there is kept, and gone on with where it broke off. With `workers`,
+    so many runs go on side by side, each on one thread of a Ray cluster (`address`, or one that is started here)."""
     jobs = [(label, replace(e, seed=seed)) for label, e in experiments.items() for seed in seeds]
     problems: dict[str, None] = {}
     for _, experiment in jobs:
@@ -94,14 +110,15 @@ def compare(
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(problems)
+    run_them = partial(run_all, workers=workers, address=address)
     if out is None:
-        outcomes = run_all(jobs, None, progress)
+        outcomes = run_them(jobs, None, progress)
     else:
         names = [run_name(label, experiment) for label, experiment in jobs]
-        with Folder(out, "comparison", overwrite) as folder:
+        with reopened(Path(out)) if resumed else Folder(out, "comparison", overwrite) as folder:
             with storing(folder.path):
-                folder.add([], names)
-            outcomes = run_all(jobs, folder.path, progress)
+                folder.add([], [name for name in names if name not in folder.manifest.runs])
+            outcomes = run_them(jobs, folder.path, progress)
     return Comparison(outcomes, first_target(list(experiments.values())))
 
 
@@ -115,18 +132,69 @@ def first_target(experiments: Sequence[Experiment]) -> str | None:
     return target_key(aims[0][0], aims[0][1]) if aims else None
 
 
+def accuracies(target: str | None) -> tuple[float, ...]:
+    """A target as pictures take it: an accuracy, or none."""
+    try:
+        return () if target is None else (float(target),)
+    except ValueError:
+        return ()
+
+
 def run_all(
-    jobs: Sequence[tuple[str, Experiment]], out: Path | None, progress: Callable[[str, Experiment], Progress] | None
+    jobs: Sequence[tuple[str, Experiment]],
+    out: Path | None,
+    progress: Callable[[str, Experiment], Progress] | None,
+    workers: int | None = None,
+    address: str | None = None,
 ) -> dict[str, list[Outcome]]:
+    places = [None if out is None else out / run_name(label, experiment) for label, experiment in jobs]
+    if workers is None:
+        each = [
+            run_one(experiment, where, progress(label, experiment) if progress else None)
+            for (label, experiment), where in zip(jobs, places, strict=True)
+        ]
+    else:
+        from offbeat.spread import Call, spread
+
+        calls = [
+            Call(run_name(label, experiment), run_one, (experiment, where))
+            for (label, experiment), where in zip(jobs, places, strict=True)
+        ]
+        ended = dict(spread(calls, workers, address, jobs[0][1].device, "comparison"))
+        each = [ended[place] for place in range(len(jobs))]
     outcomes: dict[str, list[Outcome]] = {label: [] for label, _ in jobs}
-    for label, experiment in jobs:
-        where = None if out is None else out / run_name(label, experiment)
-        shown = progress(label, experiment) if progress else None
-        try:
-            outcomes[label].append(run(experiment, where, shown))
-        except BadNumbers as error:  # one method that diverges does not end the comparison
-            outcomes[label].append(error.outcome)
+    for (label, _), outcome in zip(jobs, each, strict=True):
+        outcomes[label].append(outcome)
     return outcomes
+
+
+def run_one(experiment: Experiment, where: Path | None, progress: Progress | None = None) -> Outcome:
+    """One run; if its directory has it already it is read from there, or gone on with."""
+    try:
+        if where is None or read_manifest(where) is None:
+            return run(experiment, where, progress)
+        stored = Stored(where)
+        if stored.manifest.config_digest != config_digest(experiment.table()):
+            raise OffbeatError(
+                f"{where} holds a run with another config; give --overwrite to begin the comparison anew, or another "
+                "--out"
+            )
+        if stored.manifest.finished:
+            return stored_outcome(where)
+        if not stored.manifest.checkpoints:
+            return run(experiment, where, progress, overwrite=True)
+        return resume(where, progress=progress)
+    except BadNumbers as error:  # one method that diverges does not end the comparison
+        outcome: Outcome = error.outcome
+        return outcome
+
+
+def stored_outcome(path: Path) -> Outcome:
+    """What a run that has ended came to."""
+    stored = Stored(path)
+    stored.check("result.json")
+    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    return Outcome(result, read_metrics(path), read_model(path))
 
 
 def run_name(label: str, experiment: Experiment) -> str:

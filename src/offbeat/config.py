@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from offbeat import registry, toml
-from offbeat.choices import Choice, Mode, Precision
+from offbeat.choices import Choice, Engines, Mode, Precision
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import maker
 from offbeat.method import Method
@@ -34,6 +34,9 @@ class Experiment:
     device: str = "auto"
     precision: Precision = "float32"
     mode: Mode = "wave"
+    engine: Engines = "local"
+    workers: int | None = None
+    address: str | None = None
     memory_gib: float | None = None
     client_memory: Choice = "auto"
     checkpoint_seconds: float = 60.0

@@ -25,7 +25,7 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
-from offbeat.runs.watching import made
+from offbeat.runs.watchers import made
 from offbeat.schedule.trace import Replay
 
 
@@ -81,6 +81,7 @@ def resume(
     Stored(path)  # a directory that is none of ours is not even locked
     with Lock(path) as lock:
         stored = Stored(path)
+        refuse_live(stored)
         stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=True) | objects)
         stored.check_config(experiment.table())
@@ -88,7 +89,7 @@ def resume(
         if until:
             experiment = replace(experiment, until=dict(until))
         built = build(experiment)
-        engine = built.engine()
+        engine = built.engine(point.facts)
         own = {name: t for name, t in point.tensors.items() if not name.startswith(("horizon/", "callback/"))}
         engine.restore(own, point.facts)
         manifest = stored.manifest
@@ -126,6 +127,7 @@ def repeat(
     Stored(path)
     with Lock(path, reader=True):
         stored = Stored(path)
+        refuse_live(stored)
         stored.check_code(changed_code)
         experiment = Experiment.of(stored.config(limits=False) | objects)
         stored.check_config(experiment.table())
@@ -137,10 +139,19 @@ def repeat(
         policy, rng = built.method.when, generator(experiment.seed, "policy")
         last = rows.last_begins()
         driver = Replay(rows, policy, built.units, rng, last, built.clock())
-        engine = built.engine()
-        engine.follow(stored.checkpoint().facts)
+        facts = stored.checkpoint().facts
+        engine = built.engine(facts, again=True)
+        engine.follow(facts)
         horizon = built.horizon(driver, last=len(last) - 1)
         outcome = go(experiment, built, engine, horizon, built.account(), None, None)
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))
         model, metrics = read_model(path), read_metrics(path)
     return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)
+
+
+def refuse_live(stored: Stored) -> None:
+    if stored.manifest.live:
+        raise OffbeatError(
+            f"{stored.path} holds a live run, whose clients computed it: `offbeat serve` goes on with one that has not "
+            "ended, and `offbeat replay` (in Python: offbeat.live.verify.verify) holds one that has against simulation"
+        )

@@ -31,6 +31,8 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.stored import read_model
 from offbeat.schedule.horizon import Horizon
 
+AFFINE = 1e-3  # gradients that bend less along a line are those of quadratics, to rounding in float32
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -48,8 +50,8 @@ class Effort:
         """About how many passes over the data it takes; power iteration may settle sooner."""
         every, looked = sum(gauge.samples.sizes), sum(gauge.whole.sizes)
         walked = sum(gauge.samples.per_step(client) for client in range(gauge.clients)) * self.local_steps
-        products = 8 if gauge.limit >= gauge.clients else 10
-        return (self.rounds * (walked + 4 * looked) + (products * self.iterations + 4) * looked) / every
+        products = 10 if gauge.limit >= gauge.clients else 12
+        return (self.rounds * (walked + 4 * looked) + (products * self.iterations + 7) * looked) / every
 
     def problems(self) -> list[str]:
         found = []
@@ -107,7 +109,7 @@ def measure(
         raise ConfigError(effort.problems())
     if checkpoint is not None and train:
         raise ConfigError(["give a checkpoint or a number of commits to train, not both"])
-    built = build(experiment)
+    built = build(replace(experiment, engine="local"))
     engine = built.engine()
     notes = []
     if checkpoint is not None:
@@ -132,6 +134,8 @@ def measure(
     if effort.iterations:
         for name in ("smoothness", "global_smoothness", "heterogeneity"):
             powers[name] = getattr(curvature, name)(gauge, x, effort.iterations, 1e-3)
+        above = 1.01 * powers["smoothness"].value
+        powers["convexity"] = curvature.convexity(gauge, x, above, effort.iterations, 1e-3)
     clusters = built.fleet.clusters
     apart = divergence(gauge, x, [cluster.members for cluster in clusters.each] if clusters else ())
     sigma = None
@@ -142,8 +146,13 @@ def measure(
     batch = built.task.least_batch  # FedBuff: all batches are of b samples at least
     found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
     plan = schedule_of(built, effort.commits)
-    start = gauge.value(x)
-    constants = constants_of(built, found, apart, start)
+    losses = gauge.values(x)
+    start = sum(losses) / len(losses)
+    constants = replace(
+        constants_of(built, found, apart, start),
+        client_losses=tuple(losses) if min(losses) >= 0 else None,
+        quadratic=curvature.bend(gauge, x) < AFFINE,
+    )
     if start < 0:
         notes.append("the loss is negative here, so it says nothing of f(x) - min f: no gap for the theorems")
     return Measured(
@@ -210,6 +219,7 @@ def constants_of(built: Built, found: list[Reading], apart: Any, start: float) -
         smoothness=largest["L_tilde"],
         global_smoothness=largest["L_g"],
         heterogeneity=largest["L_h"],
+        convexity=value.get("mu"),
         noise=0.0 if built.task.batch_size is None else value.get("sigma2_batch"),
         divergence=apart.zeta2,
         mean_divergence=apart.gamma2,

@@ -213,11 +213,16 @@ class Rule:
         """The server's state after a commit of these updates, a row each; in whichever form the rule has."""
         if self.commit is not None:
             return self.commit(state, updates, cohort)
-        assert self.weigh is not None
         assert self.apply is not None
+        sums = {name: weights @ updates[name] for name, weights in self.weights(cohort).items()}
+        return self.apply(state, sums, cohort)
+
+    def weights(self, cohort: Cohort) -> Mapping[str, Vector]:
+        """Each update's weight in the sum of each vector that is sent."""
+        assert self.weigh is not None
         weights = self.weigh(cohort)
         each = weights if isinstance(weights, Mapping) else dict.fromkeys(self.local.sends, weights)
-        return self.apply(state, {name: each[name] @ updates[name] for name in self.local.sends}, cohort)
+        return {name: each[name] for name in self.local.sends}
 
     def broadcast(self, state: State, key: int) -> State:
         """What clients receive of a state."""

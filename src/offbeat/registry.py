@@ -51,7 +51,7 @@ KINDS = {
         Kind("graph", "graphs", "offbeat.fleets.graphs:GRAPHS"),
         Kind("stage", "stages", "offbeat.stages.staged:STAGES"),
         Kind("metric", "metrics", "offbeat.numerics.metrics:METRICS"),
-        Kind("callback", "callbacks", "offbeat.runs.watching:CALLBACKS", "offbeat.runs.callbacks:Callback"),
+        Kind("callback", "callbacks", "offbeat.runs.watchers:CALLBACKS", "offbeat.runs.callbacks:Callback"),
         Kind("theorem", "theorems", "offbeat.advise:THEOREMS"),
         Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),
     )

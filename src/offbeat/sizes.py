@@ -10,8 +10,10 @@ from torch.utils import _pytree as pytree
 
 from offbeat.engines.memory import GIB, free
 from offbeat.method import Method
+from offbeat.numerics.forms import called
+from offbeat.tasks.inputs import rows_of
 from offbeat.tasks.losses import fitting
-from offbeat.tasks.task import Task, tensors
+from offbeat.tasks.task import Task
 
 VECTORS = 4  # as long as the model that a job has at once, at least: iterate, gradient, start, update
 
@@ -45,7 +47,7 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
 @torch.no_grad()
 def sample_numbers(task: Task) -> tuple[int, int]:
     """How many numbers a sample is, and how many all layers together make of it."""
-    x, _ = tensors(task.data)
+    x, _ = task.training
     outputs = 0
 
     def count(_module: Any, _args: Any, out: Any) -> None:
@@ -58,8 +60,9 @@ def sample_numbers(task: Task) -> tuple[int, int]:
     devices = [first.device] if first.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
-            task.model(fitting(x[:2], first))
+            called(task.model, fitting(rows_of(x, slice(2)), first))
     finally:
         for hook in hooks:
             hook.remove()
-    return x[0].numel(), outputs // min(2, len(x))
+    rows = min(2, len(pytree.tree_leaves(x)[0]))
+    return sum(leaf[0].numel() for leaf in pytree.tree_leaves(x)), outputs // rows

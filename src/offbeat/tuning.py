@@ -296,7 +296,7 @@ def judging(experiment: Experiment, hold_out: float, aim: Aim) -> Experiment:
         raise ConfigError(["until has no limit but the metric that is tuned; give a budget, e.g. virtual_seconds=10"])
     if aim.target is not None:
         limits[aim.metric] = aim.target
-    return replace(experiment, evaluate=looks, until=limits, targets=(), callbacks=())
+    return replace(experiment, evaluate=looks, until=limits, targets=(), callbacks=(), engine="local")
 
 
 def search_one(

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-NAMES = ("waves", "unequal", "asynchronous", "schedule", "attainable", "protocol")  # here for the help: no PyTorch
+# Here for the help, without PyTorch.
+NAMES = ("waves", "unequal", "asynchronous", "schedule", "attainable", "protocol", "models")
+RAY = ("ray-actors", "ray-messages", "ray-bytes", "ray-cluster", "ray-sweep")  # only by name, or all of them by `ray`

@@ -21,7 +21,8 @@ import torch
 
 from offbeat import __version__
 from offbeat.assemble import build_method
-from offbeat.bench import NAMES, work
+from offbeat.bench import NAMES, RAY, work
+from offbeat.bench.families import FAMILIES, measure
 from offbeat.choices import Precision
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine, pick_device
@@ -49,14 +50,21 @@ class Settings:
 
 def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """All items, or only those named; with the facts that a reader needs to believe them."""
-    wrong = [unknown("item of the benchmark", name, ITEMS) for name in only if name not in ITEMS]
+    chosen = {name: None for given in only for name in (RAY if given == "ray" else (given,))}
+    wrong = [unknown("item of the benchmark", name, ITEMS) for name in chosen if name not in (*ITEMS, *RAY)]
     if wrong:
         raise ConfigError(wrong)
     results: dict[str, Any] = {"facts": facts(settings)}
     for name, item in ITEMS.items():
-        if not only or name in only:
+        if not only or name in chosen:
             say(name)
             results[name] = item(settings)
+    for name in RAY:
+        if name in chosen:
+            from offbeat.bench.ray_items import TABLES
+
+            say(name)
+            results[name] = TABLES[name](settings.quick)
     return results
 
 
@@ -112,14 +120,16 @@ def waves(settings: Settings) -> Rows:
             jobs = [Begun(client, 0, 0, steps) for client in range(size)]
             warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
-            plain = wave = float("inf")
-            for _ in range(3 if settings.quick or gpu else 7):
-                plain = min(plain, work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device))
-                wave = min(wave, work.seconds(partial(repeat, engine.solve, jobs, 3 if gpu else 1), device))
-            rates = len(few) * steps / plain, size * steps * (3 if gpu else 1) / wave
-            rows.append(
-                {"model": name, "clients": size, "plain": rates[0], "wave": rates[1], "ratio": rates[1] / rates[0]}
-            )
+            goes = 3 if gpu else 1  # of a wave in one timing
+            plain, wave = [], []
+            for _ in range(3 if settings.quick else 7):
+                took = work.seconds(partial(work.plain_loop, task, few, lambda _: steps, device), device)
+                plain.append(len(few) * steps / took)
+                wave.append(size * steps * goes / work.seconds(partial(repeat, engine.solve, jobs, goes), device))
+            rows.append({
+                "model": name, "clients": size, "plain": max(plain), "plain, slowest": min(plain), "wave": max(wave),
+                "wave, slowest": min(wave), "ratio": max(wave) / max(plain),
+            })  # fmt: skip
     return rows
 
 
@@ -304,6 +314,15 @@ def elsewhere(command: str) -> dict[str, Any]:
         ) from error  # fmt: skip
 
 
+# ---- families of models -------------------------------------------------------------------------
+def models(settings: Settings) -> Rows:
+    """Client-steps per second of waves and of the plain loop, for every family; and the time to the first wave."""
+    device = settings.on
+    sizes = (50,) if device.type == "cuda" else (5,) if settings.quick else (1, 5, 20)
+    chosen = [family for family in FAMILIES if not settings.quick or device.type == "cuda" or family.parameters < 10**6]
+    return [measure(family, size, device, settings.precision, settings.quick) for family in chosen for size in sizes]
+
+
 ITEMS: dict[str, Callable[[Settings], Rows]] = dict(
-    zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol), strict=True)
+    zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol, models), strict=True)
 )

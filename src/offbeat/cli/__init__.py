@@ -18,12 +18,17 @@ import typer
 from offbeat import __version__
 from offbeat.cli.bench_command import bench
 from offbeat.cli.check_command import check
+from offbeat.cli.choose_command import choose
 from offbeat.cli.clusters_command import clusters
 from offbeat.cli.compare_command import compare
 from offbeat.cli.flags import merge as merge
+from offbeat.cli.fleet_command import fleet_app
 from offbeat.cli.list_command import list_names
+from offbeat.cli.live_commands import from_run, join, keys, serve
 from offbeat.cli.measure_command import measure
 from offbeat.cli.paper_command import paper
+from offbeat.cli.plan_command import plan
+from offbeat.cli.report_command import report, watch
 from offbeat.cli.run_commands import replay, resume, run
 from offbeat.cli.shelf_commands import explain, plot, runs, show, table
 from offbeat.cli.tune_command import tune
@@ -31,9 +36,10 @@ from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, R
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "clusters": clusters,
+    "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "choose": choose,
+    "report": report, "watch": watch, "serve": serve, "join": join, "keys": keys, "clusters": clusters,
     "tune": tune, "runs": runs, "show": show, "table": table, "plot": plot, "explain": explain,
-    "list": list_names, "check": check, "paper": paper, "bench": bench,
+    "list": list_names, "check": check, "paper": paper, "plan": plan, "bench": bench,
 }  # fmt: skip
 
 app = typer.Typer(
@@ -42,6 +48,8 @@ app = typer.Typer(
 )  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(command)
+fleet_app.command("from-run")(from_run)
+app.add_typer(fleet_app, name="fleet")
 
 
 @app.callback(invoke_without_command=True)

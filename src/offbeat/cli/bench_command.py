@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
-from offbeat.bench import NAMES
+from offbeat.bench import NAMES, RAY
 from offbeat.cli.flags import Json
 from offbeat.cli.output import terminal
 from offbeat.errors import ConfigError
 from offbeat.options import option_problems
 
+HELP = f"Only these items: {', '.join(NAMES)}. With the extra ray, by name alone: ray (all of {', '.join(RAY)})."
+
 
 def bench(
-    item: Annotated[list[str] | None, typer.Argument(help=f"Only these items: {', '.join(NAMES)}.")] = None,
+    item: Annotated[list[str] | None, typer.Argument(help=HELP)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, or tf32 or bf16 on CUDA.")] = "float32",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: a look, not a figure.")] = False,
@@ -54,7 +56,7 @@ def bench(
         print(json.dumps(results))
         return
     where = f"{results['facts']['device']}, {precision}, torch {results['facts']['torch']}"
-    for name in NAMES:
+    for name in (*NAMES, *RAY):
         if name in results:
             report.show_records(f"{name}: {where}", results[name], terminal())
     if out is not None:

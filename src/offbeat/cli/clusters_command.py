@@ -50,9 +50,9 @@ def clusters(
             raise ConfigError([f"fleet '{whole.name}' has no clusters; give it some: --set fleet.clusters=4"])
         records = cluster_records(whole, parts)
         if out is not None:
-            from offbeat.runs import plots
+            from offbeat.runs import fleet_plots
 
-            plots.clusters(whole, out)
+            fleet_plots.clusters(whole, out)
     if as_json:
         show_json({"rho_max": parts.rho_max, "clusters": records})
         return

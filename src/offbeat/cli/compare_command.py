@@ -11,6 +11,7 @@ import typer
 
 from offbeat import toml
 from offbeat.cli.flags import (
+    Address,
     Device,
     FleetName,
     Json,
@@ -46,13 +47,18 @@ def compare(
     metrics: Metrics = None,
     callbacks: Watching = None,
     sets: Sets = None,
-    out: Annotated[Path, typer.Option(help="Directory for the runs, the table and the picture.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory for the runs, the table, the picture and the page.")] = Path(
         "runs/compare"
     ),
     overwrite: Overwrite = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the comparison in --out: runs that ended there are kept.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Runs side by side, each on one thread, by Ray.", min=1)] = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Run several methods on the same task and fleet: one table, one picture, at equal time, commits and samples."""
+    """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits."""
     sign_of_life("compare")
     if tuned is not None:
         if config is not None:
@@ -62,22 +68,23 @@ def compare(
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     watching(table, callbacks)
     common, experiments = labelled(table, methods or [])
-    from offbeat.comparison import compare
+    from offbeat.comparison import PAGE, compare
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
 
     def progress(label: str, experiment: Experiment) -> Progress:
         return Progress(f"{label} seed {experiment.seed}", experiment.until)
 
-    result = compare(experiments, range(common.seed, common.seed + seeds), out, progress, overwrite)
+    all_seeds = range(common.seed, common.seed + seeds)
+    result = compare(experiments, all_seeds, out, progress, overwrite, resume, workers, address)
     title = f"{common.table()['task']['name']}, {common.table()['fleet']['name']} fleet, {seeds} seed(s)"
     picture, written = result.write(out, title)
     if as_json:
         runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
-        print(json.dumps({"picture": str(picture), "table": str(written), "runs": runs}))
+        print(json.dumps({"picture": str(picture), "table": str(written), "page": str(out / PAGE), "runs": runs}))
     else:
         show_table(title, *result.table())
-        print(f"picture: {picture}\ntable:   {written}")
+        print(f"picture: {picture}\ntable:   {written}\npage:    {out / PAGE}")
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))
 

@@ -17,12 +17,24 @@ if TYPE_CHECKING:
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
 TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`, or module:function.")]
-FleetName = Annotated[str | None, typer.Option(help="A fleet: `offbeat list fleets`, or module:function.")]
+FleetName = Annotated[
+    str | None,
+    typer.Option(help="A fleet: `offbeat list fleets`, module:function, or a TOML file with a table [fleet]."),
+]
 Seed = Annotated[int | None, typer.Option(help="Decides every random draw.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the config, e.g. method.client_lr=0.1; repeatable.")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="local (whole waves), tiles (waves in tiles), or ray (tiles on workers).")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of the engine ray. [default: one for each GPU, or core]", min=1)
+]
+Address = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster: auto, or HOST:PORT. [default: one is started here]")
+]
 Until = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,12 +75,23 @@ def experiment_of(
     return Experiment.of(merge(table, flags, sets or [], until or [], metrics or []))
 
 
+def engine_of(engine: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
+    """Who computes, as far as flags say it; workers and addresses are Ray's."""
+    given = {"engine": engine, "workers": workers, "address": address}
+    if engine is None and (workers is not None or address is not None):
+        given["engine"] = "ray"
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def merge(
     table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str], metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
     """A config's table with the flags and then each --set laid over it."""
     for name, given in flags.items():
         if given is None:
+            continue
+        if name == "fleet" and given.endswith(".toml"):
+            table[name] = fleet_table(Path(given))
             continue
         named = name in ("method", "task", "fleet") and isinstance(table.get(name), dict)
         table[name] = table[name] | {"name": given} if named else given
@@ -97,6 +120,14 @@ def watching(table: dict[str, Any], callbacks: list[str] | None) -> None:
     """Add callbacks of the command line to those of the config."""
     if callbacks:
         table["callbacks"] = [*table.get("callbacks", []), *(toml.parse_value(text) for text in callbacks)]
+
+
+def fleet_table(path: Path) -> Any:
+    """The table [fleet] of a file, such as `offbeat fleet from-csv` writes."""
+    table = toml.read(path)
+    if "fleet" not in table:
+        raise ConfigError([f"{path} has no table [fleet]; `offbeat fleet from-csv` writes one"])
+    return table["fleet"]
 
 
 def default(kind: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from offbeat.options import defaults
 LISTS = {  # and what the registry calls one of each
     "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
     "policies": "policy", "stages": "stage", "metrics": "metric", "callbacks": "callback", "papers": "recipe",
+    "laws": "law",
 }  # fmt: skip
 HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
 
@@ -31,6 +33,9 @@ def list_names(
     """List what a config may name; with a NAME, the options that it takes."""
     if what not in LISTS:
         raise ConfigError([unknown("list", what, LISTS)])
+    if what == "laws":
+        show_laws(name, as_json)
+        return
     if name is not None:
         show_options(what, name, as_json)
         return
@@ -62,6 +67,27 @@ def show_options(what: str, name: str, as_json: bool) -> None:
     print((thing.__doc__ or "").strip())
     for key, value in options.items():
         print(f"  {key} = {toml.value(value)}")
+
+
+def show_laws(name: str | None, as_json: bool) -> None:
+    """The laws of a fleet's quantities, and those of local steps, with what each needs."""
+    from offbeat.fleets.distributions import LAWS
+    from offbeat.fleets.steps import STEP_LAWS
+
+    kinds = {"a quantity, such as step_seconds, latency, mbit, jitter": LAWS, "local_steps": STEP_LAWS}
+    if name is not None:
+        kinds = {kind: {name: laws[name]} for kind, laws in kinds.items() if name in laws}
+        if not kinds:
+            raise ConfigError([unknown("law", name, dict.fromkeys([*LAWS, *STEP_LAWS]))])
+    if as_json:
+        print(json.dumps({kind: {law: first_line(make) for law, make in laws.items()} for kind, laws in kinds.items()}))
+        return
+    for kind, laws in kinds.items():
+        print(f"laws of {kind}:")
+        for law, make in laws.items():
+            needs = [key for key in signature(make).parameters if key not in ("step_seconds", "seed")]
+            written = ", ".join([f'law = "{law}"', *(f"{key} = ..." for key in needs)])
+            print(f"  {law:<12} {first_line(make)}\n  {'':<12} {{{written}}}")
 
 
 def data_sources() -> Mapping[str, Any]:

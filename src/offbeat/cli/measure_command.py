@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.flags import ConfigFile, Device, FleetName, Json, Seed, Sets, TaskName, experiment_of
+from offbeat.cli.flags import ConfigFile, Device, FleetName, Json, Seed, Sets, TaskName, assignment, experiment_of
 from offbeat.cli.output import show_json, show_table, writing
 from offbeat.meters.theorems import THEOREMS
 
@@ -27,6 +27,10 @@ def measure(
     client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
     iterations: Annotated[int, typer.Option(help="Steps of power iteration beside the path; 0: none.", min=0)] = 0,
     advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(THEOREMS)}.")] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option("--known", help="A constant that you know, e.g. convexity=0.1 or quadratic=true; repeatable."),
+    ] = None,
     seed: Seed = None,
     device: Device = None,
     sets: Sets = None,
@@ -46,6 +50,8 @@ def measure(
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
 
+    facts = dict(assignment("--known", text) for text in known or [])
+    theory.check_known(facts)
     if advise is not None:
         theory.asked_about(experiment, advise)  # what cannot be asked is said before anything is measured
     effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
@@ -55,20 +61,38 @@ def measure(
             measured = measure(experiment, checkpoint, train, effort, progress)
         finally:
             progress.close()
-        plan, counsels = theory.advise(measured, experiment, advise) if advise else (None, {})
+        measured = theory.with_known(measured, facts)
+        plan, opening = None, ""
+        counsels: dict[str, theory.Counsel] = {}
+        if advise is not None:  # every figure beside the advice belongs to the method that it is about
+            measured = replace(measured, schedule=theory.schedule_for(measured, experiment, advise))
+            plan, counsels = theory.advise(measured, experiment, advise)
+            opening = theory.opening(experiment, advise, plan, counsels)
         figures = measured.json()
         if plan is not None:
-            figures |= {"plan": asdict(plan), "advice": {name: counsel.json() for name, counsel in counsels.items()}}
+            figures |= {
+                "method": advise,
+                "opening": opening,
+                "plan": asdict(plan),
+                "advice": {name: counsel.json() for name, counsel in counsels.items()},
+            }
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(strict(figures), indent=1) + "\n")
     if as_json:
         show_json(figures)
         return
+    if opening:
+        print(f"{opening}.\n")
     name = split_name("task", experiment.task)[0]
     show_table(f"{name}: loss {measured.loss:.4g}", report.READINGS, report.reading_rows(measured))
-    lines = [measured.verdict, *report.schedule_lines(measured.schedule), *measured.notes]
+    method = advise or method_name(experiment.method)
+    lines = [measured.verdict, *report.schedule_lines(measured.schedule, method), *measured.notes]
     lines.append(f"{measured.passes:.1f} passes over the data in {measured.seconds:.1f} s")
     for name, counsel in counsels.items():
         lines += report.counsel_lines(name, counsel)
     print("\n".join(lines))
+
+
+def method_name(method: Any) -> str:
+    return method if isinstance(method, str) else str(method["name"] if isinstance(method, dict) else method.name)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from offbeat import registry
-from offbeat.cli.flags import Json, Overwrite
+from offbeat.cli.flags import Address, Json, Overwrite
 from offbeat.cli.output import show_json, show_table, terminal
 from offbeat.errors import ConfigError, unknown
 
@@ -42,6 +42,10 @@ def paper(
     results: Annotated[Path, typer.Option(help="Where records of cells are kept.")] = Path("results/papers"),
     status: Annotated[bool, typer.Option("--status", help="Show what has been run, and what agrees.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Write results/README.md and docs/papers.md.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Cells side by side, each on one thread (or one GPU), by Ray.", min=1)
+    ] = None,
+    address: Address = None,
     merge: Annotated[Path | None, typer.Option(help="Take over the records of this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +67,8 @@ def paper(
     if not keeping:
         registry.find("recipe", name)
     size = scale or ("full" if keeping else "small")
-    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / file_name(name), seed)
+    settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / file_name(name), seed,
+                        workers, address)  # fmt: skip
     if keeping:
         kept = Ledger(results)
         recipes = list(RECIPES.values()) if name == "all" else [RECIPES[name]]

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.flags import (
+    Address,
     ChangedCode,
     ConfigFile,
     Device,
+    EngineName,
     FleetName,
     Json,
     Metrics,
@@ -20,6 +22,8 @@ from offbeat.cli.flags import (
     TaskName,
     Until,
     Watching,
+    Workers,
+    engine_of,
     experiment_of,
     limits,
 )
@@ -34,6 +38,9 @@ def run(
     fleet: FleetName = None,
     seed: Seed = None,
     device: Device = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     until: Until = None,
     metrics: Metrics = None,
     callbacks: Watching = None,
@@ -50,6 +57,7 @@ def run(
     """
     sign_of_life(method or "run")
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
+    flags |= engine_of(engine, workers, address)
     experiment = experiment_of(config, flags, sets, until, metrics, callbacks)
     from offbeat.experiment import run
 
@@ -59,17 +67,21 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="A run directory that `offbeat run --out` left.")],
     until: Until = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that stopped; the result is the one the run would have had."""
+    """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it."""
     further = limits(until)
     sign_of_life(str(directory))
     from offbeat.experiment import resume
     from offbeat.runs.progress import Progress
 
     progress = Progress(str(directory), further)
-    show_outcome(resume(directory, further or None, progress, changed_code), as_json, directory)
+    others = engine_of(engine, workers, address)
+    show_outcome(resume(directory, further or None, progress, changed_code, **others), as_json, directory)
 
 
 def replay(
@@ -82,13 +94,24 @@ def replay(
             min=0.0,
         ),
     ] = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    address: Address = None,
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
-    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model."""
-    from offbeat.experiment import repeat
+    """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model.
 
-    outcome, apart = repeat(directory, tolerance, changed_code)
+    Of a live run the commands must be the same; jobs and model are computed again where the shards are at hand.
+    """
+    from offbeat.experiment import repeat
+    from offbeat.runs.stored import Stored
+
+    if Stored(directory).manifest.live:
+        replay_live(directory, tolerance, as_json)
+        return
+
+    outcome, apart = repeat(directory, tolerance, changed_code, **engine_of(engine, workers, address))
     if as_json:
         show_json({"same_commands": True, **apart.json(), **outcome.result})
     else:
@@ -96,3 +119,18 @@ def replay(
         print(f"same commands over {outcome.commits} commits; model {model}")
     if not apart.within:
         raise ReplayDiffers(f"the model of the replay differs from the stored one: {apart}", outcome, apart)
+
+
+def replay_live(directory: Path, tolerance: float | None, as_json: bool) -> None:
+    from offbeat.cli.live_commands import require_extra
+
+    require_extra()
+    from offbeat.live.verify import verify
+
+    verified = verify(directory, tolerance)
+    if as_json:
+        show_json(verified.json())
+    else:
+        print(verified)
+    if not verified.within:
+        raise ReplayDiffers(f"numbers of the live run differ from the simulator's: {verified}", None, verified.model)

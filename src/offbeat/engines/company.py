@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import torch
 
-from offbeat.engines.engine import Engine, Result, gathered
+from offbeat.engines.engine import Engine
 from offbeat.engines.server import Server
+from offbeat.engines.updates import Result, gathered
 from offbeat.method import ClientRate, Method, State, StepRate
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step

@@ -2,13 +2,14 @@
 
 A job is computed when a commit needs it, and then every other job goes along that will be consumed and whose start
 version is ready. Updates that no commit consumes are never computed, unless they move a client's memory. Commits are
-the only barrier.
+the only barrier. A solver may be far away: it answers in any order, and a commit waits for its own jobs alone. Which
+jobs make a wave never depends on when answers come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,8 +21,11 @@ from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.solver import LocalSolver
+from offbeat.engines.tile_solver import CrewMaker, TileSolver, in_process
+from offbeat.engines.tile_worker import Spec
+from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
-from offbeat.method import Method, Update
+from offbeat.method import Method
 from offbeat.numerics.evaluation import Figure, training_loss
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
@@ -40,17 +44,6 @@ class Done(NamedTuple):
     version: int  # the new one
     step: Step
     staleness: list[int]
-
-
-@dataclass
-class Result:
-    """A computed update that waits for its commit: one row of a wave."""
-
-    updates: Update
-    row: int
-    job: Begun
-    bad: int  # the first local step that went wrong, or -1 ...
-    client: int  # ... and on which client
 
 
 def pick_device(name: str) -> torch.device:
@@ -76,22 +69,34 @@ class Engine:
     def __init__(
         self, method: Method, task: Task, seed: int, device: torch.device, precision: Precision = "float32",
         mode: Mode = "wave", memory_gib: float | None = None, capture: bool = True, client_memory: Choice = "auto",
-        blocks: Blocks | None = None, threads: int | None = None, watch: Watch | None = None,
+        blocks: Blocks | None = None, threads: int | None = None, crew: CrewMaker = in_process,
+        tiling: Mapping[str, int] | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
+        """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes."""
         self.method, self.device, self.precision, self.blocks = method, device, precision, blocks
         self.settings = Settings(precision, device, threads or cores())
         self.jobs_computed = 0
         self.results: dict[JobName, Result] = {}
+        self.awaited: dict[JobName, Begun] = {}  # asked for, and not answered yet
+        self.unwanted: set[JobName] = set()  # of these: no commit takes them
+        self.refused = 0  # answers to what was not asked, or was answered before
+        self.crew, self.tiling = crew, tiling  # how waves are to be cut; None where they are, or never will be
         with self.settings:
             dtype = torch.float64 if precision == "float64" else torch.float32
             model = task.flat_model(dtype, precision == "bf16").to(device)
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
+            rows = method.what.commit is not None
+            self.spec = Spec(problem, blocks, precision, mode, memory_gib, client_memory, rows)
             members = None if blocks is None else blocks.members
             self.server = Server(method, model.initial(), seed, samples.sizes, members, client_memory)
-            self.solver = LocalSolver(
-                problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
-            )
+            self.solver: Any
+            if tiling is not None and not tiling["since"]:
+                self.solver, self.tiling = TileSolver(problem, self.spec, crew, tiling), None
+            else:
+                self.solver = LocalSolver(
+                    problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
+                )
             if method.what.prime is not None:
                 self.prime()
             self.looks = Looks(task, watch or Watch(), model, samples)
@@ -124,49 +129,116 @@ class Engine:
     def commits(self, horizon: Horizon) -> Iterator[Done]:
         for step in horizon:
             distinct = dict.fromkeys(step.commit.jobs)
-            while urgent := sum(job not in self.results for job in distinct):
+            while urgent := sum(job not in self.results and job not in self.awaited for job in distinct):
+                if self.tiling is not None and self.tiling["since"] == self.solver.waves:
+                    self.cut_tiles()
                 ready = horizon.ready(self.version)[: self.solver.limit]
-                self.compute(horizon, ready[: self.solver.fitting(len(ready), urgent)])
+                self.compute(horizon, ready[: self.solver.fitting(len(ready), urgent)], step)
+            while any(job in self.awaited for job in distinct):
+                self.take(self.answer())
             yield self.commit(step, horizon)
 
     def solve(self, jobs: Sequence[Begun]) -> Outcome:
         """What these jobs come to, from the versions that the server has."""
         with self.settings:
-            return self.solver.solve(self.server.versions, jobs)
+            outcome: Outcome = self.solver.solve(self.server.versions, jobs)
+            return outcome
 
-    def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
-        """One wave: its updates wait for their commits."""
-        outcome = self.solve(jobs)
+    def compute(self, horizon: Horizon, jobs: list[Begun], step: Step) -> None:
+        """Ask for a wave; while it is computed, the schedule goes on."""
+        with self.settings:
+            self.solver.submit(self.server.versions, jobs, self.plans(horizon, jobs, step))
         self.jobs_computed += len(jobs)
-        updates = outcome.updates if self.blocks is None else self.blocks.reported(outcome.updates, jobs)
-        results = [Result(updates, row, job, -1, job.client) for row, job in enumerate(jobs)]  # it is still computing
         for job in jobs:
+            self.awaited[job[:2]] = job
             horizon.computed(job[:2])
         horizon.fill()
-        rows = jobs if self.blocks is None else self.blocks.rows(jobs)
-        wrong = iter(zip(outcome.bad.tolist(), rows, strict=True))
-        for result in results:
-            devices = islice(wrong, self.blocks.size(result.job) if self.blocks else 1)
-            faults = [(step, row.client) for step, row in devices if step >= 0]
-            result.bad, result.client = min(faults, default=(-1, result.job.client))
-            if horizon.consumed(result.job[:2]):
-                self.results[result.job[:2]] = result
+        self.unwanted |= {job[:2] for job in jobs if not horizon.consumed(job[:2])}
         while horizon.lost:
-            self.results.pop(horizon.lost.pop(), None)
+            lost = horizon.lost.pop()
+            if lost in self.awaited:
+                self.unwanted.add(lost)
+            elif lost in self.results:
+                self.solver.release([self.results.pop(lost)])
+
+    def plans(self, horizon: Horizon, jobs: list[Begun], step: Step) -> list[Plan]:
+        """The weights of those commits of the window that take some of these jobs, where that much is known of them:
+        so whoever computes can add up at once."""
+        rule, version = self.method.what, self.version
+        if not self.solver.adds or rule.weigh is None or rule.local.numbers:
+            return []
+        begun = {job[:2]: job for job in jobs} | self.awaited | {name: r.job for name, r in self.results.items()}
+        plans = []
+        for ahead, planned in enumerate((step, *horizon.steps)):
+            names = planned.commit.jobs
+            cohort = [begun.get(name) or horizon.wanted.get(name) for name in names]
+            known = [job for job in cohort if job is not None]
+            if len(known) < len(cohort) or not any(job in known for job in jobs):
+                continue
+            staleness = [version + ahead - job.version for job in known]
+            told = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
+            plans.append(Plan(version + ahead, names, rule.weights(told)))
+        return plans
+
+    def answer(self) -> Answer:
+        """The next answer, whichever it is."""
+        with self.settings:
+            answer: Answer | None = self.solver.collect()
+        if answer is None:
+            first = next(iter(self.awaited.values()))
+            raise OffbeatError(
+                f"{len(self.awaited)} jobs were never answered, such as job {first.job} of client {first.client}, "
+                f"version {first.version}; commit {self.version} cannot be made. What was committed is kept: see to "
+                "whoever computes, and `offbeat resume` goes on"
+            )
+        return answer
+
+    def take(self, answer: Answer) -> None:
+        """Updates wait for their commits. What nobody waits for, because it came before or was never asked, is left."""
+        rows = answer.jobs if self.blocks is None else self.blocks.rows(answer.jobs)
+        bad = answer.bad.tolist() if isinstance(answer.bad, Tensor) else answer.bad
+        wrong = iter(zip(bad, rows, strict=True))
+        for row, job in enumerate(answer.jobs):
+            devices = islice(wrong, self.blocks.size(job) if self.blocks else 1)
+            faults = [(step, device.client) for step, device in devices if step >= 0]
+            if self.awaited.get(job[:2]) != job:
+                self.refused += 1
+                continue
+            del self.awaited[job[:2]]
+            result = Result(answer.updates, row, job, *min(faults, default=(-1, job.client)))
+            if job[:2] in self.unwanted:
+                self.unwanted.discard(job[:2])
+                self.solver.release([result])
+            else:
+                self.results[job[:2]] = result
 
     def commit(self, step: Step, horizon: Horizon) -> Done:
         results = [self.results[job] for job in step.commit.jobs]
         for result in results:
             if result.bad >= 0:
                 raise BadNumbers(self.complaint(result))
-        local = self.method.what.local
+        rule, jobs = self.method.what, [result.job for result in results]
         with self.settings, torch.no_grad():
-            updates = {name: gathered(results, name) for name in (*local.sends, *local.numbers)}
-            staleness = self.server.commit([result.job for result in results], updates)
-        for job in set(step.commit.jobs):
-            del self.results[job]
+            sums = partial(self.solver.sums, self.version, results) if self.solver.adds and rule.apply else None
+            names = rule.local.numbers if sums else (*rule.local.sends, *rule.local.numbers)
+            staleness = self.server.commit(jobs, self.solver.vectors(results, names), sums)
+        self.solver.release([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
         self.server.forget(horizon.driver.floor, horizon.held)
         return Done(self.version, step, staleness)
+
+    def cut_tiles(self) -> None:
+        """From now on waves are cut into tiles; what the solver knew until now goes on with the next."""
+        assert self.tiling is not None
+        whole, tiling, self.tiling = self.solver, self.tiling, None
+        with self.settings:
+            self.solver = TileSolver(whole.problem, self.spec, self.crew, tiling)
+            tensors, facts = whole.save()
+            self.solver.restore(tensors, facts | {"threads": self.threads})
+            self.solver.adopt(self.waiting(), None)
+
+    def waiting(self) -> list[Result]:
+        """The updates that wait for their commits, in an order that does not depend on when they came."""
+        return [self.results[name] for name in sorted(self.results)]
 
     def settle(self, horizon: Horizon) -> None:
         """Strike off the jobs of a horizon that were computed before a checkpoint."""
@@ -230,27 +302,39 @@ class Engine:
             "mode": self.solver.mode,
             "rung": self.solver.rung,
             "notes": self.solver.notes,
+            **self.solver.report(),
         }
+
+    def close(self) -> None:
+        """Let go of whoever computes."""
+        self.solver.close()
 
     # ---- checkpoints ----------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All tensors by name, and the plain facts: with them a resumed run goes on with the same bits."""
+        while self.awaited:
+            self.take(self.answer())
         own, facts = self.solver.save()
-        tensors = self.server.save() | own
-        for (client, job), result in self.results.items():
-            tensors |= {f"result/{client}/{job}/{name}": u[result.row] for name, u in result.updates.items()}
+        tensors, waiting = self.server.save() | own, self.waiting()
+        names = (*self.method.what.local.sends, *self.method.what.local.numbers)
+        rows = self.solver.vectors(waiting, names) if waiting else {}
+        for place, (client, job, *_) in enumerate(result.job for result in waiting):
+            tensors |= {f"result/{client}/{job}/{name}": rows[name][place] for name in names}
         facts |= {
             "format": FORMAT,
             "version": self.version,
             "threads": self.threads,
             "jobs_computed": self.jobs_computed,
-            "results": [[*r.job, r.bad, r.client] for r in self.results.values()],
+            "results": [[*r.job, r.bad, r.client] for r in waiting],
+            "places": self.solver.places(waiting),
         }
         return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if facts.get("format") != FORMAT:
             raise OffbeatError("the checkpoint was written by another version of Offbeat; start the run anew")
+        if facts.get("tiling") and self.tiling is not None:
+            self.solver, self.tiling = TileSolver(self.solver.problem, self.spec, self.crew, self.tiling), None
         self.follow(facts)
         self.server.restore(tensors, facts["version"])
         self.solver.restore(tensors, facts)
@@ -260,25 +344,9 @@ class Engine:
             job = Begun(*begun)
             rows = {name: tensors[f"result/{job.client}/{job.job}/{name}"].to(self.device)[None] for name in names}
             self.results[job[:2]] = Result(rows, 0, job, bad, client)
+        self.solver.adopt(self.waiting(), facts.get("places"))
 
     def follow(self, facts: dict[str, Any]) -> None:
         """Round as the run did that left these facts."""
         self.settings.threads = facts["threads"]
         self.solver.follow(facts["record"], facts["threads"])
-
-
-def gathered(results: list[Result], name: str) -> Tensor:
-    """One vector of each update, in order; rows of the same wave are taken together."""
-    waves: dict[int, list[int]] = {}  # places in `results`, by wave
-    for place, result in enumerate(results):
-        waves.setdefault(id(result.updates), []).append(place)
-    order = [place for places in waves.values() for place in places]
-    rows = [results[place].row for place in order]
-    vectors = [results[places[0]].updates[name] for places in waves.values()]
-    if len(vectors) == 1 and rows == list(range(len(vectors[0]))):
-        return vectors[0]
-    back = sorted(range(len(order)), key=order.__getitem__)
-    which, home = torch.tensor([rows, back]).to(vectors[0].device, non_blocking=True)
-    parts = zip(vectors, which.split([len(places) for places in waves.values()]), strict=True)
-    together = [wave.index_select(0, mine) for wave, mine in parts]
-    return together[0] if len(together) == 1 else torch.cat(together).index_select(0, home)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from offbeat.engines.memory import Memory
 from offbeat.errors import OffbeatError
 from offbeat.method import Cohort, Method, State, Update
 from offbeat.records import Begun
+
+Sums: TypeAlias = Callable[[Mapping[str, Tensor]], Update]  # from weights [n] by name to sums [d]
 
 FEW = 4  # versions that are not worth looking through
 
@@ -49,25 +51,34 @@ class Server:
         self.state = self.method.what.prime(self.state, mean)
         self.versions = {0: self.broadcast()}
 
-    def cohort(self, clients: Sequence[int], staleness: Sequence[int], steps: Sequence[int]) -> Cohort:
+    def cohort(
+        self, clients: Sequence[int], staleness: Sequence[int], steps: Sequence[int], version: int | None = None
+    ) -> Cohort:
+        """Of a commit now, or of the one that will replace that version."""
+        version = self.version if version is None else version
         behind = [[client] for client in clients] if self.members is None else [self.members[c] for c in clients]
         samples, devices = [sum(self.sizes[i] for i in each) for each in behind], [len(each) for each in behind]
         columns = torch.tensor([staleness, steps, samples, devices], dtype=self.dtype)
         numbers = torch.tensor(clients).to(self.device, non_blocking=True)
         stale, taken, shards, many = columns.to(self.device, non_blocking=True)
-        whole, key = (len(self.sizes), sum(self.sizes), self.units), keys.key(self.seed, "commit", self.version)
-        return Cohort(stale, taken, shards, numbers, many, self.version, *whole, key, {})
+        whole, key = (len(self.sizes), sum(self.sizes), self.units), keys.key(self.seed, "commit", version)
+        return Cohort(stale, taken, shards, numbers, many, version, *whole, key, {})
 
-    def commit(self, jobs: Sequence[Begun], updates: Update) -> list[int]:
-        """The next version, from a row of all that was sent for each of the jobs; and how stale each update was."""
+    def commit(self, jobs: Sequence[Begun], updates: Update, sums: Sums | None = None) -> list[int]:
+        """The next version, from a row of all that was sent for each of the jobs; and how stale each update was. With
+        `sums`, which adds the vectors up by weights, the rows of `updates` are those of numbers alone."""
         rule = self.method.what
         staleness = [self.version - job.version for job in jobs]
         cohort = self.cohort([job.client for job in jobs], staleness, [job.steps for job in jobs])
         cohort = cohort._replace(numbers={name: updates[name] for name in rule.local.numbers})
-        updates = {name: updates[name] for name in rule.local.sends}
-        if self.kept is not None:
-            updates |= self.kept.read(rule.keeps, cohort.client)
-        state = rule.renew(self.state, updates, cohort)
+        if sums is not None:
+            assert rule.apply is not None
+            state = rule.apply(self.state, sums(rule.weights(cohort)), cohort)
+        else:
+            updates = {name: updates[name] for name in rule.local.sends}
+            if self.kept is not None:
+                updates |= self.kept.read(rule.keeps, cohort.client)
+            state = rule.renew(self.state, updates, cohort)
         if self.kept is not None:
             self.kept.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
         self.state = self.checked(state)

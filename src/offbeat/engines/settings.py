@@ -16,8 +16,18 @@ GLIBC = {-1: 128 << 10, -3: 128 << 10}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: gl
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
+limited: list[int] = []  # by `limit_cores`
+
+
+def limit_cores(count: int) -> None:
+    """Runs of this process go by so many cores from now on: beside it run others, on the other cores."""
+    limited[:] = [count]
+
+
 def cores() -> int:
     """The processor's cores that this process may use. OMP_NUM_THREADS does not change it: bits rest on this number."""
+    if limited:
+        return limited[0]
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""Solvers: who computes jobs. `solve(versions, jobs)` gives what each job comes to, whatever it takes.
+"""Solvers: who computes jobs. They are asked (`submit`) and answer (`collect`), in any order.
 
 The local solver computes a wave of them on one device, and knows three ways, a ladder: steps that are captured (CUDA
 graphs, traced operations), the plain wave, one client after the other. A way that fails is left for the next one, once
@@ -9,7 +9,7 @@ the number of the wave, because rounding rests on them; a resumed run and a repl
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -21,8 +21,9 @@ from offbeat.choices import Choice, Mode
 from offbeat.engines.captured import GraphAdvance, fitting
 from offbeat.engines.memory import Memory
 from offbeat.engines.tiles import TiledAdvance
+from offbeat.engines.updates import Answer, Plan, Result, gathered
 from offbeat.errors import OffbeatError
-from offbeat.method import State
+from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.wave import Outcome, Problem
@@ -41,10 +42,26 @@ DEVICE = 0.5  # ... and the share of a device's whole memory: what is free chang
 class Solver(Protocol):
     """What an engine asks of whoever computes."""
 
+    problem: Problem
     limit: int  # jobs that it takes at once
+    waves: int  # that it was asked for
+    adds: bool  # it makes weighted sums where the updates are (`sums`)
+    notes: list[str]
 
-    def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
-        """What each job comes to, in order: of clients, or, under blocks, of each device of these clusters."""
+    def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
+        """Have these jobs computed, those of a client in the order in which they are asked for."""
+
+    def collect(self) -> Answer | None:
+        """The next answer, whichever it is; None: there will be none."""
+
+    def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
+        """Of each result a row, by name."""
+
+    def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
+        """The weighted sums for the commit that replaces this version."""
+
+    def release(self, results: Sequence[Result]) -> None:
+        """Nobody will ask for these any more."""
 
     def fitting(self, ready: int, urgent: int) -> int:
         """How many of the ready jobs to ask for at once, the first `urgent` of which are needed now."""
@@ -52,16 +69,30 @@ class Solver(Protocol):
     def has_moved(self, client: int, number: int) -> bool:
         """Whether this job has moved the memory of its client."""
 
+    def opening(self, model: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every client's gradient over its shard, some clients at a time; what they remember starts there."""
+
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None: ...
+    def places(self, results: Sequence[Result]) -> list[list[int]] | None:
+        """Where results lie, as far as rounding rests on it."""
+
+    def adopt(self, results: Sequence[Result], places: list[list[int]] | None) -> None:
+        """Take over results that another solver computed, or this one before a checkpoint."""
+
+    def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None: ...
+    def report(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
 
 
 class LocalSolver:
-    """Waves on one device."""
+    """Waves on one device. Whoever asks has the answer at once."""
+
+    adds = False  # rows are here already
 
     def __init__(
         self, problem: Problem, blocks: Blocks | None, mode: Mode, threads: int, side_by_side: int,
-        memory_gib: float | None = None, capture: bool = True, choice: Choice = "auto",
+        memory_gib: float | None = None, capture: bool = True, choice: Choice = "auto", memory: Any = None,
     ) -> None:  # fmt: skip
         self.problem, self.blocks = problem, blocks
         self.device = problem.samples.x.device
@@ -74,9 +105,10 @@ class LocalSolver:
         if capture:
             cuda = self.device.type == "cuda"
             self.advance = GraphAdvance() if cuda else TiledAdvance(problem, threads, side_by_side)
-        self.memory: Memory | None = None
+        self.answers: deque[Answer] = deque()
+        self.memory: Memory | None = memory
         names, samples = problem.local.remembers, problem.samples
-        if names:
+        if names and memory is None:
             self.memory = Memory(
                 names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
             )
@@ -99,6 +131,35 @@ class LocalSolver:
         return fitting(ready, urgent) if captured else ready
 
     # ---- solving --------------------------------------------------------------------------------
+    def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
+        outcome = self.solve(versions, jobs)
+        updates = outcome.updates if self.blocks is None else self.blocks.reported(outcome.updates, jobs)
+        self.answers.append(Answer(jobs, updates, outcome.bad))
+
+    def collect(self) -> Answer | None:
+        return self.answers.popleft() if self.answers else None
+
+    def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
+        return {name: gathered(results, name) for name in names}
+
+    def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
+        return {name: each @ gathered(results, name) for name, each in weights.items()}
+
+    def release(self, results: Sequence[Result]) -> None:
+        """They go with whoever held them."""
+
+    def places(self, results: Sequence[Result]) -> None:
+        """Rows are summed together, wherever they lie."""
+
+    def adopt(self, results: Sequence[Result], places: list[list[int]] | None) -> None:
+        """Rows are rows."""
+
+    def report(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nobody is far."""
+
     def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
         for wave, what, value in self.record:
             if wave == self.waves:

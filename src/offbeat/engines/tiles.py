@@ -95,7 +95,7 @@ class TiledAdvance:
             rows, noise = draw(problem, work, begin, 1, width)
             x, y = problem.samples.batch_of(rows[:, 0])
             job = job_at(work, numbered(begin, 1, work)[0], begin)
-            self.steps[size] = traced(problem, carry, job, x, y, noise[:, 0])
+            self.steps[size] = traced(problem, pytree.tree_map(torch.clone, carry), job, x, y, noise[:, 0])
         self.taken[size] += steps
 
     def tile(

@@ -71,6 +71,8 @@ def shortened(found: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Constant:
+    """Always `value`; a plain number means the same."""
+
     value: float
 
     def problems(self, name: str) -> list[str]:
@@ -86,6 +88,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
+    """Anything between `low` and `high`, each as likely as any other."""
+
     low: float
     high: float
 
@@ -129,6 +133,8 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Exponential:
+    """Exponential with this `mean`: many small values, a few very large ones."""
+
     mean: float
 
     def problems(self, name: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from offbeat import registry
 from offbeat.errors import ConfigError, shown
-from offbeat.fleets import phones, synthetic
+from offbeat.fleets import measured, phones, recorded, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
 from offbeat.fleets.steps import StepSpec, step_plan
@@ -51,8 +51,10 @@ MAKERS: dict[str, Callable[..., Fleet]] = {
     "exponential": synthetic.exponential,
     "hlsgd": synthetic.hlsgd,
     "lognormal": synthetic.lognormal,
+    "measured": measured.measured,
     "phones": phones.phones,
     "phones-flash": phones.phones_flash,
+    "recorded": recorded.recorded,
     "straggling": synthetic.straggling,
     "uniform": synthetic.uniform,
 }

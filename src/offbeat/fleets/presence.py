@@ -131,3 +131,23 @@ class OnOff:
 
     def lasts(self) -> dict[bool, Exponential]:
         return {True: Exponential(self.mean_on), False: Exponential(self.mean_off)}
+
+
+@dataclass(frozen=True)
+class EachOnOff:
+    """Each client with means of its own."""
+
+    each: tuple[OnOff, ...]
+
+    def problems(self, clients: int) -> list[str]:
+        found = [f"client {client}: {text}" for client, one in enumerate(self.each) for text in one.problems(1)]
+        if len(self.each) != clients:
+            found.append(f"presence: given for {len(self.each)} clients of {clients}")
+        return shortened(found)
+
+    def __call__(self, client: int) -> Iterator[Change]:
+        return self.each[client](client)
+
+    def opening(self, clients: int) -> Opening:
+        changes = [list(itertools.islice(self(client), 2)) for client in range(clients)]
+        return [first[1] for first, _ in changes], [second[0] for _, second in changes]

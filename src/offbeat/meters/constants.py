@@ -29,6 +29,8 @@ class Constants:
     between_factor: float | None = None  # ... and its alpha
     mixing: float | None = None  # rho_max
     clusters: int | None = None  # K
+    client_losses: tuple[float, ...] | None = None  # F_i where it was measured: the F_i(x_*) near convergence
+    quadratic: bool | None = None  # whether gradients are affine
 
 
 @dataclass(frozen=True)

@@ -212,3 +212,32 @@ def smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float 
         values, number, settled = norms(apply, v, iterations, tolerance)
         found.append(Power(float(values.max()), number, settled))
     return Power(max(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))
+
+
+def convexity(gauge: Gauge, x: Tensor, above: float, iterations: int = 100, tolerance: float = 1e-6) -> Power:
+    """mu at x: the least eigenvalue of any client's Hessian, by the spectral norm of `above` I - H_i, where `above` is
+    at least every |eigenvalue|. It falls towards the constant; negative where a client is not convex here."""
+    found = []
+    for clients in gauge.groups():
+        v = start(gauge, x).expand(len(clients), -1)
+
+        def apply(rows: Tensor, v: Tensor, clients: Tensor = clients) -> Tensor:
+            return above * v - gauge.products(x, v, clients[rows])
+
+        values, number, settled = norms(apply, v, iterations, tolerance)
+        found.append(Power(above - float(values.max()), number, settled))
+    return Power(min(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))
+
+
+def bend(gauge: Gauge, x: Tensor) -> float:
+    """How far gradients are from affine along a random line through x: 0 for quadratics.
+
+    max_i |g_i(x + d) + g_i(x - d) - 2 g_i(x)| / |g_i(x + d) - g_i(x - d)|, d as long as x, or 1 at the origin."""
+    d = start(gauge, x)
+    d = d / d.norm() * (float(x.norm()) or 1.0)
+    worst = 0.0
+    for clients in gauge.groups():
+        ahead, behind, here = (gauge.gradients(at, clients) for at in (x + d, x - d, x))
+        off, moved = (ahead + behind - 2 * here).norm(dim=1), (ahead - behind).norm(dim=1)
+        worst = max(worst, float(torch.where(moved > 0, off / moved, 0.0).max()))
+    return worst

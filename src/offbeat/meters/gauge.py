@@ -84,9 +84,9 @@ class Gauge:
         return total / self.clients
 
     @torch.no_grad()
-    def value(self, x: Tensor) -> float:
-        """f at a point."""
-        total, samples = 0.0, self.whole
+    def values(self, x: Tensor) -> list[float]:
+        """F_i at a point, of each client."""
+        total, samples = torch.zeros(self.clients, dtype=torch.float64), self.whole
         for clients in self.groups():
             views = self.model.views(x.expand(len(clients), -1))
             for width, rows, begin in wave.pieces(samples, clients.tolist()):
@@ -95,9 +95,13 @@ class Gauge:
                 inputs, targets = samples.batch_of(samples.part(mine, at, width))
                 own = {name: view[row] for name, view in views.items()}
                 losses = self.model.losses(own, inputs, targets, wave.full_noise(self.problem, mine, at))
-                total += float((losses * (width / samples.size[mine])).sum())
+                total.index_add_(0, mine.cpu(), (losses * (width / samples.size[mine])).double().cpu())
         self.looked += sum(samples.sizes)
-        return total / self.clients
+        return [float(value) for value in total]
+
+    def value(self, x: Tensor) -> float:
+        """f at a point."""
+        return sum(self.values(x)) / self.clients
 
     def products(self, x: Tensor, v: Tensor, clients: Tensor) -> Tensor:
         """H_i v `[n, d]` at a point, for one v or one for each: the gradient of <grad F_i, v>. It costs about as much

@@ -288,3 +288,26 @@ TABLE_1: dict[str, Callable[[Problem], float]] = {
     "gossip-pga": gossip_pga,
     "hl-sgd": order1,
 }
+
+
+def against_gossip(p: Problem) -> Condition:
+    """tau / n <= rho^2 / (1 - rho): where Table 1 puts HL-SGD before gossip SGD on a graph that mixes as well."""
+    allowed = p.rho**2 / (1 - p.rho) if p.rho < 1 else math.inf
+    return Condition("better than gossip", "tau / n <= rho^2 / (1 - rho)", p.tau / p.n, allowed)
+
+
+def table1(constants: Constants, plan: Plan) -> Advice:
+    """Table 1 on this problem: the order that each method's bound has, the least first, and when HL-SGD beats gossip.
+
+    The rate is Theorem 1's; the orders leave constants out, so they say who gains, not how much."""
+    p = problem(constants, plan)
+    lr = plan.client_lr or chosen(p, largest1(p), False)
+    orders = sorted((rate(p), name) for name, rate in TABLE_1.items())
+    said = ", ".join(f"{name} {order:.3g}" for order, name in orders)
+    better = against_gossip(p)
+    word = "before" if better.holds else "behind"
+    notes = (
+        f"orders of the bounds on these constants, least first: {said}",
+        f"tau / n = {better.given:.3g}, rho^2 / (1 - rho) = {better.allowed:.3g}: HL-SGD stands {word} gossip SGD",
+    )
+    return Advice("HL-SGD, Table 1", lr, 1.0, None, BOUNDED, (), notes=notes)

@@ -97,7 +97,14 @@ def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
     ]  # fmt: skip
     names = {"smoothness": ("L_tilde_power", "L~"), "global_smoothness": ("L_g_power", "L_g"),
              "heterogeneity": ("L_h_power", "L_h")}  # fmt: skip
+    least = powers.get("convexity")
+    if least is not None:
+        said = "every client is strongly convex here" if least.value > 0 else "some client is not strongly convex here"
+        how = f"power iteration at the point, steps: {least.iterations}; an upper estimate"
+        found.append(Reading("mu", "mu", least.value, None, None, how, said))
     for name, power in powers.items():
+        if name not in names:
+            continue
         how = f"power iteration at the point, steps: {power.iterations}"
         said = "settled" if power.settled else "still growing: a lower estimate; give more iterations"
         found.append(Reading(*names[name], power.value, None, None, how, said))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from offbeat.errors import ConfigError
 from offbeat.method import Method
 from offbeat.methods.async_hl_sgd import async_hl_sgd
 from offbeat.methods.asysg import asysg
@@ -24,6 +25,7 @@ from offbeat.methods.hl_sgd import hl_sgd
 from offbeat.methods.local_sgd import local_sgd
 from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
+from offbeat.numerics.local import optimised
 from offbeat.stages import takes_stages
 
 
@@ -38,6 +40,35 @@ def variant(name: str, make: Callable[..., Method], said: str = "", **fixed: Any
     free = [p for p in signature.parameters.values() if p.name not in fixed]
     made.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
     made.__doc__ = f"{said}\n\n{make.__doc__}" if said else make.__doc__
+    return made
+
+
+def tries_optimisers(name: str, make: Callable[..., Method]) -> Callable[..., Method]:
+    """A method whose formula speaks of steps of SGD, and one more option for those who experiment: `client_options`."""
+
+    @wraps(make)
+    def made(client_options: Mapping[str, Any] | None = None, **options: Any) -> Method:
+        method = make(**options)
+        if client_options is None:
+            return method
+        if not options.get("experimental"):
+            raise ConfigError(
+                [
+                    f"{name} is defined for plain steps of SGD: its formula reads gradients off them. Pass "
+                    "experimental = true to put an optimiser's direction in the place of each gradient all the same"
+                ]
+            )
+        local = optimised(method.what.local, client_options)
+        if method.what.prime is not None and len(local.remembers) > len(method.what.local.remembers):
+            raise ConfigError([f"{name}: with state = 'kept' take start = 'zeros'; an optimiser begins at zero"])
+        return replace(method, what=replace(method.what, local=local))
+
+    own = inspect.Parameter("client_options", inspect.Parameter.KEYWORD_ONLY, default=None)
+    signature = inspect.signature(make)
+    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), own.replace(annotation=Mapping[str, Any] | None)]
+    )
+    made.__annotations__ = {**make.__annotations__, "client_options": Mapping[str, Any] | None}
     return made
 
 
@@ -67,4 +98,6 @@ PLAIN: dict[str, Callable[..., Method]] = {
     "minibatch-sgd": minibatch_sgd,
     "scaffold": scaffold,
 }
+STEPS_OF_SGD = ("fedagrac", "fedagrac-avg", "fedagrac-first", "fedagrac-reverse", "fedlin", "fednova", "scaffold")
+PLAIN |= {name: tries_optimisers(name, PLAIN[name]) for name in STEPS_OF_SGD}
 METHODS = {name: takes_stages(make) for name, make in PLAIN.items()}

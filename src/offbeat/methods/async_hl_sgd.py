@@ -26,7 +26,8 @@ def async_hl_sgd(
     gossip_rounds: int = 1,
     server_lr: Rate = 1.0,
     staleness: str | Mapping[str, Any] = "polynomial",
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
@@ -35,7 +36,7 @@ def async_hl_sgd(
     The best server_lr is below 1 where few clusters make a commit: with 1 and a buffer of one the server takes on
     the cluster's model.
     """
-    optimiser, s = optimisers.server_optimiser(server_lr), law(staleness)
+    optimiser, s = optimisers.server_optimiser(server_lr, server_optimiser), law(staleness)
 
     def weigh(cohort: Cohort) -> Vector:
         return s(cohort.staleness) * (cohort.devices * (cohort.units / cohort.clients) / len(cohort.steps))

@@ -20,7 +20,7 @@ def dlsgd_homo(
     client_lr: Rate = 0.05,
     server_lr: Rate = 0.3,
     overlap: bool = True,
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,

@@ -24,7 +24,7 @@ def fedasync(
     proximal: float = 0.0,
     staleness: str | Mapping[str, Any] = "polynomial",
     concurrency: int | None = None,
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
@@ -38,7 +38,7 @@ def fedasync(
     sgd = local.sgd(client_lr, client_options, proximal)  # worker: y <- y - lr grad g(y; z)
 
     def finish(server: State, carry: Carry, job: Job) -> Update:
-        return {"model": carry.y}  # worker: push (y, tau)
+        return {"model": carry.y, **local.remembered(sgd, server, carry, job)}  # worker: push (y, tau)
 
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
         a = alpha * s(cohort.staleness)  # updater: alpha_t <- alpha * s(t - tau)

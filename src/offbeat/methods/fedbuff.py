@@ -23,7 +23,7 @@ def fedbuff(
     beta: Rate | None = None,
     staleness: str | Mapping[str, Any] = "constant",
     concurrency: int | None = None,
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,

@@ -6,8 +6,9 @@ NeurIPS 2020 (Algorithm 1 with equation (4); tau_eff = sum p_i |a_i|_1, its defa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +26,19 @@ def fednova(
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     momentum: float = 0.0,
+    nesterov: bool = False,
     proximal: float = 0.0,
     weights: Weights = "size",
+    server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
     """w <- w - server_lr * tau_eff * sum p_i delta_i / |a_i|_1, with tau_eff = sum p_i |a_i|_1.
 
-    A solver's update is lr * sum_k a_k g_k; |a|_1 is K for SGD, and follows from the solver with `momentum` or a
-    `proximal` pull. A common factor of all |a_i|_1 cancels, so clients say lr |a_i|_1.
+    A solver's update is lr * sum_k a_k g_k; |a|_1 is K for SGD, and follows from the solver with `momentum`
+    (Nesterov's, if wanted) or a `proximal` pull. A common factor of all |a_i|_1 cancels, so clients say lr |a_i|_1.
     """
-    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
 
     def weigh(cohort: Cohort) -> Vector:
         return share.of(cohort) / cohort.numbers["reach"]
@@ -45,7 +48,7 @@ def fednova(
         return optimiser.apply(w, tau * sums["delta"], cohort.version)
 
     policy = covered("fednova", Rounds(local_steps, n), when, experimental)
-    options = {"momentum": momentum} if momentum else {}
+    options = ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
     steps = measured(local.sgd(client_lr, options, proximal))
     rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, clients=share.clients)
     return Method("fednova", policy, rule)
@@ -55,7 +58,7 @@ class Both(NamedTuple):
     """A solver's carry, opened, and that of the same solver on one number whose gradient is always one."""
 
     y: Tensor
-    rest: tuple[Tensor | tuple[()], ...]
+    rest: tuple[Any, ...]
     unit: local.Path
 
 

@@ -7,6 +7,7 @@ the inexact local solver is SGD). The paper samples clients by size and averages
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
 from offbeat.numerics import local, optimisers
@@ -22,12 +23,13 @@ def fedprox(
     server_lr: Rate = 1.0,
     proximal: float = 0.1,
     weights: Weights = "size",
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
     """n clients (None: all) minimise f_i(y) + proximal / 2 |y - w|^2 by SGD steps; w <- w - server_lr * mean(delta)."""
-    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 6

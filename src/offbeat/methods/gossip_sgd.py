@@ -8,6 +8,7 @@ tau -> infinity: a commit every local_steps only looks at the mean of the device
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, covered
 from offbeat.numerics import local
@@ -22,23 +23,24 @@ def gossip_sgd(
     client_lr: Rate = 0.05,
     gossip_every: int = 1,
     gossip_rounds: int = 1,
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
     """X <- W (X - lr G), from each device's own model; version = mean of the devices' models after local_steps each.
 
-    A device remembers how far it has moved from version 0. A momentum begins anew after every local_steps.
+    A device remembers how far it has moved from version 0. A momentum begins anew after every local_steps, unless
+    its state is kept.
     """
     share, sgd = shares("uniform"), local.sgd(client_lr, client_options)
 
     def begin(server: State, job: Job) -> local.Path:
-        path: local.Path = sgd.begin({"model": server["origin"] + server["moved"]}, job)
+        path: local.Path = sgd.begin(server | {"model": server["origin"] + server["moved"]}, job)
         return path
 
     def finish(server: State, path: local.Path, job: Job) -> Update:
         moved = path.y - server["origin"]
-        return {"place": moved, "moved": moved}
+        return {"place": moved, "moved": moved, **local.remembered(sgd, server, path, job)}
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return {"model": w["origin"] + mean["place"], "origin": w["origin"]}
@@ -49,6 +51,6 @@ def gossip_sgd(
     policy = covered(
         "gossip-sgd", Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, server=False), when, experimental
     )
-    steps = Local(begin, sgd.step, finish, sgd.rates, sends=("place",), remembers=("moved",))
+    steps = Local(begin, sgd.step, finish, sgd.rates, sends=("place",), remembers=("moved", *sgd.remembers))
     rule = Rule(steps, init=init, weigh=share.of, apply=apply, broadcasts=("model", "origin"))
     return Method("gossip-sgd", policy, rule)

@@ -9,6 +9,7 @@ SGD when local_steps = 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
 from offbeat.numerics import local, optimisers
@@ -27,7 +28,8 @@ def hl_sgd(
     edge: bool = False,
     server_lr: Rate = 1.0,
     weights: Weights = "uniform",
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
+    server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,
 ) -> Method:
@@ -39,7 +41,7 @@ def hl_sgd(
     The mean over clusters is by devices ("uniform": n_k / N, which is line 16 where clusters are of one size) or by
     samples ("size"). The fleet has the clusters, their graphs and W.
     """
-    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr)
+    share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 16

@@ -28,7 +28,7 @@ def local_sgd(
     replacement: bool = False,
     over_selection: float = 1.0,
     deadline: float | None = None,
-    client_options: Mapping[str, float] | None = None,
+    client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
     when: Policy | None = None,
     experimental: bool = False,

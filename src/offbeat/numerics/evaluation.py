@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.samples import Samples
@@ -62,9 +63,10 @@ class Faults:
             self.first[name] = said
             warnings.warn(f"metric '{name}' is left out where it fails, and the run goes on: {said}", stacklevel=2)
 
-    def whole(self, name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float | None:
+    def whole(self, name: str, metric: Metric, outputs: Any, targets: Any) -> float | None:
+        copies = [pytree.tree_map(torch.clone, tree) for tree in (outputs, targets)]  # it may write to them
         try:
-            return self.number(name, metric.of(outputs, targets.clone()))
+            return self.number(name, metric.of(*copies))
         except Exception as error:  # whatever a metric of one's own raises
             self.mark(name, f"{type(error).__name__}: {error}")
             return None
@@ -89,12 +91,12 @@ class Evaluation:
         """Each figure of the model with these parameters: a number, or None where a metric says nothing."""
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
         sums: dict[str, list[tuple[Tensor, Tensor]] | None] = {n: [] for n, m in self.metrics.items() if m.each}
-        kept: list[Tensor] = []
-        batch = at_once(self.x)
+        kept: list[Any] = []
+        batch = at_once(self.model, self.x)
         for first in range(0, len(self.x), batch):
-            targets = self.y[first : first + batch]
+            targets = self.model.targets(self.y[first : first + batch])
             outputs = self.model.outputs(flat, self.x[first : first + batch])
-            loss = loss + self.model.mean_loss(outputs, targets).double() * len(targets)
+            loss = loss + self.model.mean_loss(outputs, targets).double() * len(self.x[first : first + batch])
             for name in sums:
                 part = self.metrics[name].each(outputs, targets)  # type: ignore[misc]
                 parts = sums[name]
@@ -102,11 +104,10 @@ class Evaluation:
             if len(sums) < len(self.metrics):
                 kept.append(outputs)
         values: dict[str, Any] = {"loss": float(loss) / len(self.x)}
-        together = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
+        together = joined(kept) if kept else None
         for name, metric in self.metrics.items():
             if name not in sums:
-                assert together is not None
-                values[name] = self.faults.whole(name, metric, together.clone(), self.y[:])
+                values[name] = self.faults.whole(name, metric, together, self.model.targets(self.y[:]))
                 continue
             parts = sums[name]
             many = sum(float(count) for _, count in parts or ())
@@ -176,13 +177,13 @@ class ClientEvaluation:
         silent: set[str] = set()
         others = {name: metric for name, metric in self.metrics.items() if name not in means}
         found: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
-        batch = at_once(self.x)
+        batch = at_once(self.model, self.x)
         for group, begin, end in groups(self.sizes, batch):
             rows = self.order[begin:end]
             kept = []
             for first in range(0, len(rows), batch):
                 part = rows[first : first + batch]
-                outputs, targets = self.model.outputs(flat, self.x[part]), self.y[part]
+                outputs, targets = self.model.outputs(flat, self.x[part]), self.model.targets(self.y[part])
                 mine = owner[begin + first : begin + first + len(part)]
                 ones = torch.ones(len(part), dtype=torch.float64, device=self.x.device)
                 for name, sums in (
@@ -196,13 +197,13 @@ class ClientEvaluation:
                         totals[name][side].index_add_(0, mine, sums[side].double())
                 kept += [outputs] if others else []
             if others:
-                together, targets = torch.cat(kept), self.y[rows]
+                together, targets = joined(kept), self.model.targets(self.y[rows])
                 place = 0
                 for client in group:
                     size = self.sizes[client]
                     for name, metric in others.items():
-                        piece = together[place : place + size].clone()
-                        found[name][client] = self.faults.whole(name, metric, piece, targets[place : place + size])
+                        piece, true = (cut(tree, place, place + size) for tree in (together, targets))
+                        found[name][client] = self.faults.whole(name, metric, piece, true)
                     place += size
         for name, (sums, counts) in ((name, total.tolist()) for name, total in totals.items()):
             if name in silent:
@@ -213,21 +214,34 @@ class ClientEvaluation:
                     found[name][client] = self.faults.number(name, ending(sums[client] / counts[client]))
         return found
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of each sample by itself: the loss of a batch is the mean of them."""
 
-        def one(output: Tensor, target: Tensor) -> Tensor:
-            return self.model.mean_loss(output[None], target[None])
+        def one(output: Any, target: Any) -> Tensor:
+            return self.model.mean_loss(*(pytree.tree_map(lambda t: t[None], tree) for tree in (output, target)))
 
         try:
             return torch.vmap(one)(outputs, targets)
         except Exception:  # a loss of one's own that vmap does not take
-            return torch.stack([one(*pair) for pair in zip(outputs, targets, strict=True)])
+            many = len(pytree.tree_leaves(outputs)[0])
+            single = [[cut(tree, n, n + 1) for tree in (outputs, targets)] for n in range(many)]
+            return torch.stack([self.model.mean_loss(*pair) for pair in single])
 
 
-def at_once(x: Set) -> int:
+def cut(tree: Any, begin: int, end: int) -> Any:
+    """Rows of outputs or targets, of however many parts."""
+    return pytree.tree_map(lambda part: part[begin:end], tree)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    return batches[0] if len(batches) == 1 else pytree.tree_map(lambda *parts: torch.cat(parts), *batches)
+
+
+def at_once(model: FlatModel, x: Set) -> int:
     """Samples that are looked at together."""
-    return max(1, min(BATCH, TOKENS // (x.length or 1))) if isinstance(x, Windows) else BATCH
+    form = model.forms.inputs
+    tokens = x.length if isinstance(x, Windows) else form.tokens if form is not None else None
+    return max(1, min(BATCH, TOKENS // (tokens or 1)))
 
 
 def groups(sizes: Sequence[int], most: int) -> list[tuple[range, int, int]]:
@@ -252,7 +266,7 @@ def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
     total = 0.0
     for client, size in enumerate(samples.sizes):
         rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
-        for part in torch.split(rows, at_once(samples.x)):
+        for part in torch.split(rows, at_once(model, samples.x)):
             outputs = model.outputs(flat, samples.x[part])
-            total += float(model.mean_loss(outputs, samples.y[part])) * len(part) / size
+            total += float(model.mean_loss(outputs, model.targets(samples.y[part]))) * len(part) / size
     return total / samples.clients

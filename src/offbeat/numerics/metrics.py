@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Whole: TypeAlias = Callable[[Tensor, Tensor], Any]  # (outputs, targets) of a set -> a number, or None
+Whole: TypeAlias = Callable[[Any, Any], Any]  # (outputs, targets) of a set -> a number, or None
 Sums: TypeAlias = tuple[Tensor, Tensor]  # for each sample a sum, and of how many things it is one
 
 
@@ -27,14 +27,14 @@ class Metric:
 
     of: Whole
     more_is_better: bool | None = None  # None: nobody said, so that it cannot be a target
-    each: Callable[[Tensor, Tensor], Sums | None] | None = None
+    each: Callable[[Any, Any], Sums | None] | None = None
     ending: Callable[[float], float] = float
     share: bool = False  # it lies between 0 and 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.of.__doc__)
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+    def __call__(self, outputs: Any, targets: Any) -> Any:
         return self.of(outputs, targets)
 
 
@@ -56,10 +56,10 @@ def as_metric(given: Any) -> Metric:
 
 
 def mean_of(
-    each: Callable[[Tensor, Tensor], Sums | None], more: bool, ending: Callable[[float], float] = float,
+    each: Callable[[Any, Any], Sums | None], more: bool, ending: Callable[[float], float] = float,
     share: bool = False,
 ) -> Metric:  # fmt: skip
-    def of(outputs: Tensor, targets: Tensor) -> float | None:
+    def of(outputs: Any, targets: Any) -> float | None:
         sums = each(outputs, targets)
         if sums is None or not float(sums[1].sum()):
             return None
@@ -70,8 +70,10 @@ def mean_of(
 
 
 # ---- what targets are ---------------------------------------------------------------------------
-def scored(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+def scored(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
     """Scores `[..., c]` and the classes `[...]` that they are for; None where there are no such scores."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None  # of several parts
     if targets.is_floating_point():
         soft = outputs.dim() == 2 and outputs.shape[1] > 1 and targets.shape == outputs.shape
         return (outputs, targets.argmax(dim=1)) if soft and shares(targets) else None
@@ -94,13 +96,13 @@ def per_sample(values: Tensor, classes: Tensor) -> Sums:
 
 
 # ---- those that ship ----------------------------------------------------------------------------
-def hits(outputs: Tensor, targets: Tensor) -> Sums | None:
+def hits(outputs: Any, targets: Any) -> Sums | None:
     """The share of samples (or tokens) whose largest score is that of their class."""
     found = scored(outputs, targets)
     return None if found is None else per_sample(found[0].argmax(dim=-1) == found[1], found[1])
 
 
-def near_hits(outputs: Tensor, targets: Tensor) -> Sums | None:
+def near_hits(outputs: Any, targets: Any) -> Sums | None:
     """The share of samples (or tokens) whose class is among the five with the largest scores."""
     found = scored(outputs, targets)
     if found is None:
@@ -109,7 +111,7 @@ def near_hits(outputs: Tensor, targets: Tensor) -> Sums | None:
     return per_sample((largest == found[1][..., None]).any(dim=-1), found[1])
 
 
-def surprise(outputs: Tensor, targets: Tensor) -> Sums | None:
+def surprise(outputs: Any, targets: Any) -> Sums | None:
     """exp of the mean cross-entropy of scores with classes, tokens or soft targets."""
     found = scored(outputs, targets)
     if found is None:
@@ -121,15 +123,17 @@ def surprise(outputs: Tensor, targets: Tensor) -> Sums | None:
     return per_sample(-picked, found[1])
 
 
-def distances(outputs: Tensor, targets: Tensor) -> Sums | None:
+def distances(outputs: Any, targets: Any) -> Sums | None:
     """The mean absolute error of real targets."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
     if not targets.is_floating_point() or outputs.numel() != targets.numel() or len(outputs) != len(targets):
         return None
     apart = (outputs.reshape(targets.shape) - targets).abs().double().reshape(len(targets), -1)
     return apart.sum(dim=1), torch.full((len(targets),), apart.shape[1], device=targets.device)
 
 
-def f1(outputs: Tensor, targets: Tensor) -> float | None:
+def f1(outputs: Any, targets: Any) -> float | None:
     """The mean over classes of the harmonic mean of precision and recall (macro F1); of one score, that of class 1."""
     found, single = scored(outputs, targets), binary(outputs, targets)
     if found is None and single is None:
@@ -149,7 +153,7 @@ def f1(outputs: Tensor, targets: Tensor) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-def auc(outputs: Tensor, targets: Tensor) -> float | None:
+def auc(outputs: Any, targets: Any) -> float | None:
     """The area under the ROC curve; of several classes the mean over each against the rest. None where only one is."""
     found, single = scored(outputs, targets), binary(outputs, targets)
     if single is not None:
@@ -166,8 +170,10 @@ def auc(outputs: Tensor, targets: Tensor) -> float | None:
     return sum(seen) / len(seen) if seen else None
 
 
-def binary(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+def binary(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
     """One score for each sample, above 0 for class 1, and the classes 0 and 1; None where they are not that."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
     if outputs.numel() != len(outputs) or targets.numel() != len(outputs):
         return None
     true = targets.reshape(-1)

@@ -33,9 +33,10 @@ def inverse_sqrt(value: float, scale: float = 1.0) -> Callable[[int], float]:
     return lambda version: float(value / math.sqrt(1 + version / scale))
 
 
-def cosine(value: float, versions: int, floor: float = 0.0) -> Callable[[int], float]:
-    """From `value` down to `floor` over so many versions, along half a cosine."""
-    return lambda v: floor + (value - floor) * 0.5 * (1 + math.cos(math.pi * min(v, versions) / versions))
+def cosine(value: float, versions: int, floor: float = 0.0, warm_up: int = 0) -> Callable[[int], float]:
+    """From `value` down to `floor` over so many versions, along half a cosine; the first `warm_up` of them go up to
+    `value` in equal parts."""
+    return lambda version: half_cosine(value, floor, warm_up, version, versions)
 
 
 def warm_up(value: float, steps: int) -> StepRate:
@@ -43,9 +44,21 @@ def warm_up(value: float, steps: int) -> StepRate:
     return StepRate(lambda version, step, job: value * min(1.0, (step + 1) / steps))
 
 
-def local_cosine(value: float, floor: float = 0.0) -> StepRate:
-    """From `value` towards `floor` over the local steps of each job, along half a cosine."""
-    return StepRate(lambda version, step, job: floor + (value - floor) * 0.5 * (1 + math.cos(math.pi * step / job)))
+def local_cosine(value: float, floor: float = 0.0, warm_up: int = 0) -> StepRate:
+    """From `value` towards `floor` over the local steps of each job, along half a cosine; the first `warm_up` of them
+    go up to `value` in equal parts."""
+    return StepRate(lambda version, step, job: half_cosine(value, floor, warm_up, step, job))
+
+
+def half_cosine(value: float, floor: float, warm_up: int, now: int, end: int) -> float:
+    """
+    >>> [round(half_cosine(1.0, 0.0, 2, now, 6), 3) for now in range(7)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    if now < warm_up:
+        return value * (now + 1) / warm_up
+    left = max(1, end - warm_up)
+    return floor + (value - floor) * 0.5 * (1 + math.cos(math.pi * min(now - warm_up, left) / left))
 
 
 SCHEDULES: dict[str, Callable[..., ClientRate]] = {
@@ -116,7 +129,7 @@ def scheduled(options: dict[str, Any], name: str) -> ClientRate:
         for key in ("scale", "versions", "steps")
         if options.get(key, 1) <= 0
     ]
-    bad += [f"{name}: {key} = {options[key]}; it must not be negative" for key in ("factor", "floor")
+    bad += [f"{name}: {key} = {options[key]}; it must not be negative" for key in ("factor", "floor", "warm_up")
             if options.get(key, 0) < 0]  # fmt: skip
     if not all(fits(v, int) for v in options.get("at", [])):
         bad.append(f"{name}: at = {options['at']}; it must be a list of versions")

@@ -6,6 +6,7 @@ leave no trace in the model: no statistics, no counters, no changed parameters.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import keys
 from offbeat.errors import OffbeatError
+from offbeat.numerics.draws import Keyed
+from offbeat.numerics.forms import called
 from offbeat.numerics.vector import FlatModel
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
@@ -44,16 +47,33 @@ class Step(NamedTuple):
 def problems(model: FlatModel, x: Tensor, y: Tensor) -> list[str]:
     """Why equal jobs of this model would differ, in sentences. The step is tried twice from generators in different
     states: what a model seeds itself comes out equal, and is allowed."""
+    if names := changed_parameters(model, x):
+        return changes(names)
     return reasons(*(step(model, x, y, seed) for seed in (1, 2)))
+
+
+def changes(names: list[str]) -> list[str]:
+    return [
+        f"the model changes {name} while it trains. Jobs run together and in any order, so it would not be the same "
+        "for all: keep such a thing out of the model, or put that part in eval mode"
+        for name in names
+    ]
+
+
+@torch.no_grad()
+def changed_parameters(model: FlatModel, x: Tensor) -> list[str]:
+    """The parameters that a call of the model itself leaves changed."""
+    module = copy.deepcopy(model.module)
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    key = torch.full((), keys.key(0, "trial"), device=x.device)
+    with seeded(1, x.device), Keyed(key):
+        called(module, model.inputs(x.clone()))
+    return [f"'{name}'" for name, p in module.named_parameters() if not same([p], [before[name]])]
 
 
 def reasons(first: Step, second: Step) -> list[str]:
     repeat = "not keyed by job, so runs would not repeat"
-    changed = [
-        f"the model changes {name} while it trains. Jobs run together and in any order, so it would not be the same "
-        "for all: keep such a thing out of the model, or put that part in eval mode"
-        for name in first.changed
-    ]
+    changed = changes(first.changed)
     wild = [a for a, b in zip(first.draws, second.draws, strict=False) if not same(a.values, b.values)]
     moved = [name for name, state in first.moved.items() if second.moved.get(name) != state]
     named = {

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
-from typing import TypeAlias
+from itertools import accumulate, groupby, pairwise
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from offbeat import keys
 from offbeat.errors import ConfigError
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
 from offbeat.numerics.fast.recurrent import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
+from offbeat.numerics.forms import Forms, Tree, arguments, scores_in, unpacked
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of a batch -> mean loss
+Loss: TypeAlias = Callable[[Any, Any], Tensor]  # (outputs, targets) of a batch -> mean loss
 
 
 def lazy(p: Tensor) -> bool:
@@ -113,17 +115,22 @@ def laid_out(part: nn.RNNBase) -> None:
 
 
 class FlatModel:
-    """A module as a function of one flat vector (or, with a client axis, of a matrix of them)."""
+    """A module as a function of one flat vector (or, with a client axis, of a matrix of them).
+
+    Batches come as tensors; those of several parts as bytes, which `forms` reads.
+    """
 
     def __init__(
-        self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False
-    ) -> None:
+        self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False,
+        forms: Forms = Forms(),
+    ) -> None:  # fmt: skip
         problems = refusals(module)
         if problems:
             raise ConfigError(problems)
         self.module = copied(module).to(dtype)
         self.loss = loss
         self.dtype = dtype
+        self.forms = forms
         self.rounded = rounded  # in waves the operands of products are rounded to bfloat16, sums are not
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.names = list(parameters)
@@ -134,6 +141,12 @@ class FlatModel:
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
         return self
+
+    def reading(self, forms: Forms) -> FlatModel:
+        """The same model for samples of other forms."""
+        other = copy.copy(self)
+        other.forms = forms
+        return other
 
     def initial(self) -> Tensor:
         """The module's own trainable parameters: version 0. Frozen ones stay as they are."""
@@ -151,7 +164,7 @@ class FlatModel:
             for name, part, shape in zip(self.names, parts, self.shapes, strict=False)
         }
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Tensor) -> Any:
         """The trained model's outputs for one vector: nothing is dropped out, and what it draws in eval mode too is the
         same every time."""
         modes = [(part, part.training) for part in self.module.modules()]
@@ -159,7 +172,7 @@ class FlatModel:
         self.module.eval()
         try:
             with Keyed(key):
-                result: Tensor = functional_call(self.module, self.views(flat), (x.clone(),))  # it may change its input
+                result = self.call(self.views(flat), self.inputs(x.clone()))  # it may change its input
         finally:
             for part, mode in modes:
                 part.training = mode
@@ -168,32 +181,62 @@ class FlatModel:
     def one(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
         """The loss of one client on one batch; `key` is for what the model draws at random."""
         with Keyed(key):
-            return self.batch_loss(self.views(flat), x, y)
+            return self.batch_loss(self.views(flat), *self.batch(x, y))
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The losses `[n]` and gradients `[n, d]` of n clients at `flat [n, d]`, on batches `x [n, b, ...]`."""
         gradient = torch.empty_like(flat)
         if flat.shape[1] > self.dimension:
             gradient[:, self.dimension :].zero_()
+        return self.slopes(flat, gradient, x, y, key, False)[0], gradient
+
+    def slopes(
+        self, flat: Tensor, gradient: Tensor, x: Tensor, y: Tensor, key: Tensor | None, steps: bool
+    ) -> tuple[Tensor, Places]:
+        """The losses `[n]`, and gradients in their places, or, with `steps`, those of large matrices as factors."""
         with torch.enable_grad():
             views = {name: view.detach().requires_grad_() for name, view in self.views(flat).items()}
-            places = Places(list(views.values()), list(self.views(gradient).values()))
+            places = Places(list(views.values()), list(self.views(gradient).values()), steps)
             losses = self.losses(views, x, y, key, places)
             found = torch.autograd.grad(losses, places.parameters, torch.ones_like(losses), allow_unused=True)
         places.fill(found)
-        return losses.detach(), gradient
+        return losses.detach(), places
+
+    def descend(
+        self, flat: Tensor, lr: Tensor, correction: Tensor | None, x: Tensor, y: Tensor, key: Tensor | None
+    ) -> Tensor:
+        """Move `flat [n, d]` in its place by -lr (gradient + correction); gives the losses. The gradient of a large
+        matrix is never written: its product goes straight into the model."""
+        gradient = torch.empty_like(flat)
+        losses, places = self.slopes(flat, gradient, x, y, key, True)
+        ends = list(accumulate(self.sizes))
+        made = [id(p) not in places.factors for p in places.parameters]
+        for is_made, stretch in groupby(range(len(ends)), key=made.__getitem__):
+            among = list(stretch)
+            own = slice(ends[among[0]] - self.sizes[among[0]], ends[among[-1]])
+            shift = None if correction is None else correction[:, own]
+            if is_made:
+                move(flat[:, own], lr, gradient[:, own], shift)
+                continue
+            if shift is not None:
+                move(flat[:, own], lr, shift)
+            for i in among:
+                g, inputs = places.factors[id(places.parameters[i])]
+                matrix = flat[:, ends[i] - self.sizes[i] : ends[i]].view(len(flat), *self.shapes[i])
+                matrix.baddbmm_((g * -lr[:, None, None]).mT, inputs)
+        return losses
 
     def hessian_product(self, flat: Tensor, v: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""
 
-        def loss(flat: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        def loss(flat: Tensor, x: Tree, y: Tree, key: Tensor) -> Tensor:
             with TwiceDifferentiable(key):
                 return self.batch_loss(self.views(flat), x, y)
 
         # other means of attention and of cuDNN can be differentiated once only
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False):
             at = flat.detach().requires_grad_()
-            total = torch.vmap(loss)(at, x, y, key).sum()
+            total = torch.vmap(loss)(at, *self.batch(x, y), key).sum()
             (slope,) = torch.autograd.grad(total, at, create_graph=True)
             if not slope.requires_grad:  # a loss without curvature
                 return torch.zeros_like(flat)
@@ -205,17 +248,33 @@ class FlatModel:
     ) -> Tensor:
         """The losses `[n]` of n clients from views of their parameters."""
 
-        def loss(views: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
-            rounding = torch.autocast(x.device.type, torch.bfloat16, self.rounded, cache_enabled=False)
+        device = next(iter(views.values())).device.type
+
+        def loss(views: dict[str, Tensor], x: Tree, y: Tree, key: Tensor | None) -> Tensor:
+            rounding = torch.autocast(device, torch.bfloat16, self.rounded, cache_enabled=False)
             with ForClients(key, places), rounding:
                 return self.batch_loss(views, x, y)
 
-        return torch.vmap(loss, in_dims=(0, 0, 0, None if key is None else 0))(views, x, y, key)
+        return torch.vmap(loss, in_dims=(0, 0, 0, None if key is None else 0))(views, *self.batch(x, y), key)
 
-    def batch_loss(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.mean_loss(functional_call(self.module, views, (x,)), y)
+    def batch(self, x: Tensor, y: Tensor) -> tuple[Tree, Tree]:
+        """Inputs and targets as the model and the loss take them."""
+        return self.inputs(x), self.targets(y)
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def inputs(self, x: Tensor) -> Tree:
+        return unpacked(self.forms.inputs, x)
+
+    def targets(self, y: Tensor) -> Tree:
+        return unpacked(self.forms.targets, y)
+
+    def batch_loss(self, views: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
+        return self.mean_loss(self.call(views, inputs), targets)
+
+    def call(self, views: dict[str, Tensor], inputs: Tree) -> Any:
+        """The module's outputs, or their `logits`."""
+        return scores_in(functional_call(self.module, views, *arguments(inputs)))
+
+    def mean_loss(self, outputs: Any, targets: Tree) -> Tensor:
         value = self.loss(outputs, targets)
         if value.dim():
             shape = tuple(value.shape)

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from offbeat import keys
 from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
 from offbeat.numerics.draws import Keyed, compiled
+from offbeat.numerics.forms import called
+from offbeat.numerics.local import Descent
 from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
 from offbeat.numerics.vector import FlatModel
@@ -72,7 +74,13 @@ Solve: TypeAlias = Callable[[Problem, State, Sequence[Begun]], Outcome]
 
 
 def one_step(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Carry, Tensor]:
-    """One local step of n clients on their batches: take gradients, apply the rule; and the losses `[n]`."""
+    """One local step of n clients on their batches: take gradients, apply the rule; and the losses `[n]`.
+
+    A rule of the form y - lr (g + c) moves the carry's iterate in its place.
+    """
+    step = problem.local.step
+    if isinstance(step, Descent):
+        return carry, problem.model.descend(carry[0], job.lr, step.correction(carry), x, y, noise)
     losses, gradient = problem.model.gradient(carry[0], x, y, noise)
     return torch.vmap(problem.local.step)(carry, gradient, job), losses
 
@@ -95,6 +103,8 @@ def advance(
     problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
 ) -> tuple[Carry, Tally]:
     """The plain loop over the steps."""
+    if isinstance(problem.local.step, Descent):
+        carry = problem.local.step.moved(carry, carry[0].clone())  # steps move it where it lies
     rows, noise = draw(problem, work, begin, count, width)
     losses = []
     for k, step in enumerate(numbered(begin, count, work)):
@@ -325,7 +335,7 @@ def bytes_per_job(problem: Problem) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
     with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
-        model.module(samples.x[:2].clone())  # it may change its input
+        called(model.module, model.inputs(samples.x[:2].clone()))  # it may change its input
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1

@@ -18,7 +18,7 @@ from offbeat.method import Policy
 from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Records, Run
 from offbeat.records import Arrived, Commit, Row
-from offbeat.runs import plots
+from offbeat.runs import fleet_plots
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.rounds import Rounds
@@ -50,7 +50,7 @@ def counts(name: str) -> Callable[[Run], Record]:
 
 
 def timeline(recipe: Recipe, records: Records, picture: Path) -> list[Path]:
-    return [plots.timeline({name: trace(name) for name in records}, picture, UNTIL, CLIENTS)]
+    return [fleet_plots.timeline({name: trace(name) for name in records}, picture, UNTIL, CLIENTS)]
 
 
 # ---- Theorem 1 ------------------------------------------------------------------------------------

@@ -225,6 +225,8 @@ class Settings:
     scale: str = "small"
     out: Path = Path("runs/papers")
     seed: int | None = None
+    workers: int | None = None  # cells side by side, by Ray; None: one after the other, here
+    address: str | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in SIZES:

@@ -135,8 +135,9 @@ def make(recipe: Recipe, settings: Settings) -> Made:
     made, records = Made(notes=[*([SMOKE] if settings.scale == "smoke" else []), *recipe.notes]), {}
     cells = recipe.chosen(settings)
     runs = settings.runs()
+    played = plays([(cell, run) for cell in cells for run in runs], settings)
     for cell in cells:
-        records[cell.name] = [play(cell, run) for run in runs]
+        records[cell.name] = [next(played) for _ in runs]
         made.figures += records[cell.name]
         title = f"{recipe.title} ({settings.scale}, {len(runs)} seed(s))"
         made.tables = [agreement.table(recipe, records, title)]
@@ -144,6 +145,24 @@ def make(recipe: Recipe, settings: Settings) -> Made:
     if recipe.picture is not None:
         made.files += recipe.picture(recipe, records, settings.out / f"{recipe.short}.png")
     return made
+
+
+def plays(pairs: Sequence[tuple[Cell, Run]], settings: Settings) -> Iterator[Record]:
+    """The records of cells in order, played one after the other, or side by side on workers."""
+    if settings.workers is None:
+        for cell, run in pairs:
+            yield play(cell, run)
+        return
+    from offbeat.spread import Call, spread
+
+    calls = [Call(f"{cell.name} seed {run.seed}", play, (cell, run)) for cell, run in pairs]
+    done: dict[int, Record] = {}
+    turn = 0
+    for place, record in spread(calls, settings.workers, settings.address, settings.device, "cells"):
+        done[place] = record
+        while turn in done:
+            yield done.pop(turn)
+            turn += 1
 
 
 # ---- filling in what is missing -------------------------------------------------------------------
@@ -167,6 +186,8 @@ def resume(
 ) -> int:
     """Fill in as many missing cells as fit into so many minutes; gives how many. A cell that would run over the end
     is stopped, and how long it ran is kept for the next estimate."""
+    if settings.workers is not None:
+        return resume_spread(recipes, kept, settings, minutes, tell)
     end, done, lacking = time.perf_counter() + 60 * minutes, 0, set[str]()
     kind = kind_of(pick_name(settings.device))
     for cell, run in missing(recipes, kept, settings):
@@ -196,6 +217,46 @@ def resume(
             continue
         done += 1
     return done
+
+
+def resume_spread(
+    recipes: Sequence[Recipe], kept: Ledger, settings: Settings, minutes: float, tell: Callable[[str], None]
+) -> int:
+    """The same on workers: as many cells as the estimates fit into the time of all workers, side by side. Each record
+    is kept as it comes; cells that have not ended when the time is over are given up, and stay missing."""
+    from offbeat.spread import Call, spread
+
+    assert settings.workers is not None
+    end, kind = time.perf_counter() + 60 * minutes, kind_of(pick_name(settings.device))
+    room, chosen = 60 * minutes * settings.workers, list[tuple[Cell, Run]]()
+    for cell, run in missing(recipes, kept, settings):
+        seconds, _ = estimate(cell, kind, kept)
+        if seconds <= min(room, 60 * minutes):
+            room -= seconds
+            chosen.append((cell, run))
+    calls = [Call(f"{cell.home} {cell.name} seed {run.seed}", found_or_played, (cell, run)) for cell, run in chosen]
+    tell(f"{len(calls)} cells on {settings.workers} workers")
+    done = 0
+    for place, record in spread(calls, settings.workers, settings.address, settings.device, "cells"):
+        if isinstance(record, str):
+            tell(f"{calls[place].name}: left out: {record}")
+        else:
+            kept.add(chosen[place][0], record)
+            done += 1
+        if time.perf_counter() > end:
+            tell("the time is over; cells that were under way stay missing")
+            break
+    return done
+
+
+def found_or_played(cell: Cell, run: Run) -> Record | str:
+    """The record of a cell, or why its data is not there."""
+    try:
+        return play(cell, run)
+    except OffbeatError as error:
+        if "was not found" not in str(error):
+            raise
+        return str(error).splitlines()[0]
 
 
 def data_of(cell: Cell) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from offbeat import registry
-from offbeat.errors import Interrupted
+from offbeat.errors import Diverging, Interrupted
 from offbeat.runs.account import Account
 from offbeat.runs.target import Figure
 
@@ -288,7 +288,7 @@ class Divergence(Callback):
                 f"this run is diverging: its loss was {first:.4g} at the start and is {loss:.4g} at commit "
                 f"{run.commit}. {remedy(run.config)}"
             )
-            warnings.warn(self.said, stacklevel=2)
+            warnings.warn(self.said, Diverging, stacklevel=2)
         return None
 
     def state(self) -> Mapping[str, Any]:

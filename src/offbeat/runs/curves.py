@@ -4,65 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, Protocol
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from offbeat.errors import ConfigError, unknown
+from offbeat.runs import bands
+from offbeat.runs.palette import AXES, GREY, axis_label, style, unit_of
 from offbeat.runs.report import SHORT
 
-AGAINST = {  # what a command calls it: the column, its name on the axis, and how many of its unit make one there
-    "time": ("virtual_seconds", "virtual seconds", 1.0),
-    "commits": ("commit", "commits", 1.0),
-    "samples": ("samples", "samples", 1.0),
-    "bytes": ("bytes", "MB up and down", 1e6),
-    "d2d": ("bytes_d2d", "MB between devices", 1e6),
-}
+AGAINST = {  # what a command calls an axis, and what the palette does
+    "time": "virtual_seconds", "commits": "commits", "samples": "samples", "bytes": "bytes", "d2d": "bytes_d2d",
+}  # fmt: skip
 SUFFIXES = (".png", ".svg", ".pdf")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")  # Okabe and Ito
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 1)))
-POINTS = 200  # of a mean over seeds
 
 Rows = Sequence[Mapping[str, Any]]
-
-
-def place(row: Mapping[str, Any], against: str) -> float:
-    column, _, unit = AGAINST[against]
-    total = row["bytes_up"] + row["bytes_down"] if column == "bytes" else row[column]
-    return float(total) / unit
-
-
-def line(rows: Rows, metric: str, against: str) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a curve, without evaluations that have no such value."""
-    seen = [(place(row, against), row[metric]) for row in rows if row.get(metric) is not None]
-    xs, ys = zip(*seen, strict=True) if seen else ((), ())
-    return np.array(xs, dtype=float), np.array(ys, dtype=float)
-
-
-def band(runs: Sequence[Rows], metric: str, against: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The mean over seeds where all of them were, between evaluations in a straight line, and half of its 95 %
-    interval; of one seed its own points."""
-    lines = [found for rows in runs if len((found := line(rows, metric, against))[0])]
-    if not lines:
-        return np.zeros(0), np.zeros(0), None
-    if len(lines) == 1:
-        return *lines[0], None
-    from scipy.stats import t
-
-    xs = np.linspace(max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines), POINTS)
-    ys = np.array([np.interp(xs, x, y) for x, y in lines])
-    half = t.ppf(0.975, len(lines) - 1) * ys.std(axis=0, ddof=1) / np.sqrt(len(lines))
-    return xs, ys.mean(axis=0), half
 
 
 def crossed(runs: Sequence[Rows], metric: str, against: str, target: float, more: bool) -> list[float | None]:
     """Where each run first met a target; None where it did not."""
     found: list[float | None] = []
     for rows in runs:
-        xs, ys = line(rows, metric, against)
-        there = np.flatnonzero(ys >= target if more else ys <= target)
-        found.append(float(xs[there[0]]) if len(there) else None)
+        pairs = zip(*bands.points(rows, AXES[AGAINST[against]][0], metric), strict=True)
+        found.append(next((x for x, y in pairs if (y >= target if more else y <= target)), None))
     return found
 
 
@@ -83,27 +48,30 @@ def picture(
     if metric not in (known := known_metrics(curves)):
         raise ConfigError([f"--metric: {unknown('metric', metric, known)}"])
     more = metric not in ("loss", "training_loss") if more is None else more
+    key = AXES[AGAINST[against]][0]
+    lines = {label: bands.band(runs, key, metric) for label, runs in curves.items()}
+    unit = unit_of(AGAINST[against], max((x for line in lines.values() for x in line.x), default=0.0))
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axis = figure.subplots()
     for number, (label, runs) in enumerate(curves.items()):
-        xs, ys, half = band(runs, metric, against)
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        line, (colour, dash) = lines[label], style(number)
+        xs = [x / unit.size for x in line.x]
         name = label if len(runs) == 1 else f"{label}, {len(runs)} seeds"
         if target is not None:
             there = [value for value in crossed(runs, metric, against, target, more) if value is not None]
             many = "" if len(there) == len(runs) else f" ({len(there)} of {len(runs)} seeds)"
-            name += f": {np.mean(there):,.3g}{many}" if there else ": not reached"
-        axis.plot(xs, ys, color=colour, ls=dash, lw=1.8, label=name)
-        if half is not None:
-            axis.fill_between(xs, ys - half, ys + half, color=colour, alpha=0.18, lw=0)
+            name += f": {mean(there) / unit.size:,.3g} {unit.name}{many}".rstrip() if there else ": not reached"
+        axis.plot(xs, line.mean, color=colour, ls=(0, dash) if dash else "-", lw=1.8, label=name)
+        if line.low is not None and line.high is not None:
+            axis.fill_between(xs, line.low, line.high, color=colour, alpha=0.18, lw=0)
     if target is not None:
-        axis.axhline(target, color="#888888", lw=1.0, ls=":")
-    axis.set_xlabel(AGAINST[against][1])
+        axis.axhline(target, color=GREY, lw=1.0, ls=":")
+    axis.set_xlabel(axis_label(AGAINST[against], unit))
     axis.set_ylabel(f"{metric} ({SHORT.get(data, data)})" if data else metric)
     axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=9, title=None if target is None else f"{AGAINST[against][1]} to {target:g}")
+    axis.legend(frameon=False, fontsize=9, title=None if target is None else f"to {target:g}")
     return figure
 
 

@@ -18,7 +18,7 @@ from offbeat.runs.manifest import NAME, Manifest, read_manifest
 
 PARTS = "parts"
 OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|(model|best)\.safetensors"
-                 r"|checkpoint-\d+\.safetensors)(\.new)?")  # fmt: skip
+                 r"|checkpoint-\d+\.safetensors|live\.json|jobs\.safetensors)(\.new)?")  # fmt: skip
 OWN_PARTS = re.compile(r"(trace|metrics)-\d+\.parquet(\.new)?")
 
 
@@ -100,7 +100,7 @@ def reopened(path: Path, kind: str = "comparison") -> Folder:
     manifest = read_manifest(path)
     if manifest is None or manifest.kind != kind:
         raise OffbeatError(f"{path} is not the directory of a {kind}; give that, or a new or empty one")
-    files = {"comparison.png", "comparison.md"} - manifest.files.keys()
+    files = {"comparison.png", "comparison.md", "comparison.html"} - manifest.files.keys()
     strange = [name for name in sorted(files) if (path / name).exists()]
     if strange:
         raise OffbeatError(f"{path} holds {' and '.join(strange)} of somebody else; move them away")

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -154,6 +154,9 @@ class Engine(Protocol):
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and facts from which it can go on."""
 
+    def close(self) -> None:
+        """The run has ended."""
+
 
 class Named(Protocol):
     @property
@@ -183,12 +186,10 @@ def go(
     """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
     watching = Callbacks([*callbacks, *([] if progress is None else [progress])])
     loop = Loop(config, engine, account, store, watching)
-    loop.view = View(
-        parts.method.name, parts.task.name, parts.fleet.name, config.seed, config.table(),
-        None if store is None else store.path, config.until, engine.figures, loop,
-    )  # fmt: skip
+    loop.view = view_of(config, parts, loop)
     try:
-        return finished(loop, parts, horizon, history)
+        with closing(engine):
+            return finished(loop, parts, horizon, history)
     except OffbeatError as error:
         if error.outcome is None:
             watching.tell("ended", loop.view, {"ended": f"stopped: {error}"})
@@ -197,6 +198,14 @@ def go(
         if isinstance(progress, Progress):
             progress.close()
         del loop.view  # it holds the loop: files that are open should not wait for Python to look for circles
+
+
+def view_of(config: Config, parts: Parts, loop: Loop) -> View:
+    """What callbacks see of a run."""
+    return View(
+        parts.method.name, parts.task.name, parts.fleet.name, config.seed, config.table(),
+        None if loop.store is None else loop.store.path, config.until, loop.engine.figures, loop,
+    )  # fmt: skip
 
 
 def finished(loop: Loop, parts: Parts, horizon: Horizon, history: History | None) -> Outcome:

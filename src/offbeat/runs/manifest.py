@@ -36,6 +36,7 @@ class Manifest:
     sources: dict[str, str] = field(default_factory=dict)  # digests of code of one's own, by kind and name
     files: dict[str, list[Any]] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)  # directories of a comparison's runs
+    live: list[str] = field(default_factory=list)  # files that only a live run has
     format: int = FORMAT
 
     def write(self, path: Path) -> None:
@@ -75,7 +76,7 @@ def read_manifest(path: Path) -> Manifest | None:
         if body["format"] != FORMAT:
             raise OffbeatError(f"{path} has format {body['format']}; this Offbeat reads format {FORMAT}")
         digest = body.pop("digest", None)
-        if {*body, "sources"} != {f.name for f in fields(Manifest)} or digest != text_digest(canonical(body)):
+        if {*body, "sources", "live"} != {f.name for f in fields(Manifest)} or digest != text_digest(canonical(body)):
             raise ValueError
     except OSError as error:
         raise StorageError(f"{file} cannot be read: {error.strerror}") from None

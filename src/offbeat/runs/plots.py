@@ -1,4 +1,4 @@
-"""Pictures of runs: curves against time, commits and samples, points, heat maps, paths; a schedule as a timeline."""
+"""Pictures of runs: curves with bands against time, commits, samples and bytes; points, heat maps, paths."""
 
 from __future__ import annotations
 
@@ -8,44 +8,75 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import networkx as nx
 import numpy as np
 
 matplotlib.use("Agg")
+from matplotlib import patheffects
 from matplotlib import pyplot as plt
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from offbeat.fleets.fleet import Fleet
-from offbeat.records import Arrived, Begun, Commit, Finished, Row
+from offbeat.runs import bands
+from offbeat.runs.palette import AXES, COLOURS, GREY, axis_label, style, unit_of
 
-COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#e09f3e", "#6a4c93", "#3d3d3d", "#00a6a6", "#b5651d")
-TRANSFERS = {"download": "#cfe3f2", "upload": "#f6d7c3"}
-AXES = {"virtual_seconds": "virtual seconds", "commits": "commits", "samples": "samples"}
+PANELS = ("virtual_seconds", "commits", "samples", "bytes")
+HALO = [patheffects.withStroke(linewidth=3, foreground="w")]  # text that stays readable over lines
+HIGHER = ("accuracy", "top5", "f1", "auc")  # scores between 0 and 1 of which more is better
 
 Curves = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]  # label -> one list of metrics rows per seed
 
 
 def save(figure: Figure, path: Path) -> Path:
+    """PNG, SVG or PDF, by the name; the same figure gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
+    stamp = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}.get(path.suffix.lstrip(".").lower())
+    with plt.rc_context({"svg.hashsalt": "offbeat"}):
+        figure.savefig(path, dpi=130, bbox_inches="tight", metadata={stamp: None} if stamp else None)
     plt.close(figure)
     return path
 
 
-def comparison(curves: Curves, path: Path, title: str = "") -> Path:
-    """Three panels: the same curves against virtual time, commits and samples. Thin lines are single seeds."""
-    score = "accuracy" if all(row["accuracy"] is not None for runs in curves.values() for row in runs[0]) else "loss"
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), sharey=True)
-    for axis, name in zip(axes, AXES, strict=True):
+def comparison(
+    curves: Curves,
+    path: Path,
+    title: str = "",
+    targets: Sequence[float] = (),
+    score: str | None = None,
+    against: Sequence[str] | None = None,
+) -> Path:
+    """The same curves against virtual time, commits, samples and bytes: a line for each label with its 95 % band over
+    seeds, its name at its end, and the targets as lines across."""
+    score = score or common_score(curves)
+    names = list(against or PANELS)
+    if against is None and any(bands.value(row, "bytes_d2d") for runs in curves.values() for row in runs[0][-1:]):
+        names[2] = "bytes_d2d"  # samples go along with steps; bytes between devices are a cost of their own
+    wide = min(2, len(names))
+    tall = -(-len(names) // wide)
+    figure, axes = plt.subplots(
+        tall, wide, figsize=(6.4 * wide, 3.9 * tall), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axis, name in zip(axes.flat, names, strict=False):
         draw(axis, curves, name, score)
-    axes[0].set_ylabel(score)
-    axes[0].legend(frameon=False, fontsize=9)
-    figure.suptitle(title)
+        draw_targets(axis, targets, score)
+        axis.tick_params(labelleft=True)
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(score.replace("_", " "))
+    seeds = {len(runs) for runs in curves.values()}
+    note = f"mean of {max(seeds)} seeds, 95 % interval" if max(seeds, default=1) > 1 else ""
+    figure.suptitle(" \u2014 ".join(filter(None, [title, note])))
+    figure.canvas.draw()  # where lines end is known once the layout is
+    for axis in axes.flat[: len(names)]:
+        label_ends(axis)
     return save(figure, path)
+
+
+def common_score(curves: Curves) -> str:
+    """Accuracy where every run has it, else the loss."""
+    rows = [row for runs in curves.values() for rows in runs for row in rows[-1:]]
+    return "accuracy" if rows and all(row.get("accuracy") is not None for row in rows) else "loss"
 
 
 def panels(groups: Mapping[str, Curves], path: Path, title: str = "", against: Sequence[str] = ("commits",)) -> Path:
@@ -58,52 +89,103 @@ def panels(groups: Mapping[str, Curves], path: Path, title: str = "", against: S
         column[0].set_title(group, fontsize=10)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    axes[0, 0].legend(frameon=False, fontsize=8, handlelength=3)
     figure.suptitle(title)
     return save(figure, path)
 
 
 def draw(axis: Axes, curves: Curves, name: str, score: str) -> None:
-    """Curves of a score against one of AXES."""
-    key = "commit" if name == "commits" else name
+    """Curves of a score against one of AXES, in a unit that suits them: the mean of the seeds, and its band."""
+    key = AXES[name][0]
+    ends = [bands.value(rows[-1], key) or 0.0 for runs in curves.values() for rows in runs if rows]
+    steep = name != "virtual_seconds" and min(ends, default=0.0) > 0 and max(ends) > 20 * min(ends)
+    unit = unit_of(name, math.sqrt(min(ends) * max(ends)) if steep else max(ends, default=1.0))
     for number, (label, runs) in enumerate(curves.items()):
-        for seed, rows in enumerate(runs):
-            axis.plot(
-                [row[key] for row in rows], [row[score] for row in rows], color=COLOURS[number % len(COLOURS)],
-                lw=1.8 if len(runs) == 1 else 1.0, alpha=1.0 if len(runs) == 1 else 0.6,
-                label=label if seed == 0 else None,
-            )  # fmt: skip
-    ends = [rows[-1][key] for runs in curves.values() for rows in runs]
-    if name == "commits" and max(ends) > 20 * min(ends) > 0:
-        axis.set_xscale("symlog", linthresh=10)
-    axis.set_xlabel(AXES[name])
+        colour, dash = style(number)
+        line = bands.band(runs, key, score)
+        x = np.asarray(line.x) / unit.size
+        axis.plot(x, line.mean, color=colour, dashes=dash or (None, None), lw=1.7, label=label, gid="curve")
+        if line.low is not None and line.high is not None:
+            edges = np.clip([line.low, line.high], 0, 1) if score in HIGHER else [line.low, line.high]
+            axis.fill_between(x, *edges, color=colour, alpha=0.13, lw=0)
+    if steep:
+        axis.set_xscale("symlog", linthresh=max(1e-9, 10 ** math.floor(math.log10(min(ends) / unit.size))))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.12g}")
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=name == "commits" and not unit.name))
+        axis.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+    every = [y for runs in curves.values() for rows in runs for y in bands.points(rows, key, score)[1]]
+    if score in HIGHER and every:
+        axis.set_ylim(max(0.0, min(every) - 0.03), min(1.0, max(every) + 0.02) + 0.005)
+    elif every and min(every) > 0 and max(every) > 100 * min(every):
+        axis.set_yscale("log")
+    axis.set_xlabel(axis_label(name, unit))
+    plain(axis)
+
+
+def plain(axis: Axes) -> None:
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_targets(axis: Axes, targets: Sequence[float], score: str) -> None:
+    """A line across at each target, with its figure at the left."""
+    for target in targets:
+        axis.axhline(target, color=GREY, lw=1, ls=(0, (1, 3)), zorder=1)
+        axis.annotate(
+            f"target {target:g}", (0, target), xycoords=("axes fraction", "data"), xytext=(4, 3),
+            textcoords="offset points", color=GREY, fontsize=8, path_effects=HALO,
+        )  # fmt: skip
+
+
+def label_ends(axis: Axes, least: float = 11.0) -> None:
+    """The name of each curve beside its end, moved up or down until no two are in one place."""
+    lines = [line for line in axis.get_lines() if line.get_gid() == "curve" and np.size(line.get_xydata())]
+    ends = [axis.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
+    scale = axis.figure.dpi / 72  # pixels of a point
+    placed: list[tuple[float, float, float]] = []  # left, right, height of labels, in pixels
+    for line, (x, y) in sorted(zip(lines, ends, strict=True), key=lambda pair: -pair[1][1]):
+        text = str(line.get_label())
+        left, right = x + 5 * scale, x + (7 + 5.2 * len(text)) * scale
+        height = y
+        for other in sorted(placed, key=lambda box: -box[2]):
+            if left < other[1] and other[0] < right and height > other[2] - least * scale:
+                height = other[2] - least * scale
+        placed.append((left, right, height))
+        axis.annotate(
+            text, tuple(np.asarray(line.get_xydata())[-1]), xytext=(5, (height - y) / scale),
+            textcoords="offset points", color=line.get_color(), fontsize=9, va="center", path_effects=HALO,
+            annotation_clip=False,
+        )  # fmt: skip
 
 
 def points(series: Mapping[str, Mapping[str, float]], path: Path, x: str, y: str, title: str = "") -> Path:
     """Figures against the values of one setting, evenly spaced as they come."""
     figure, axis = plt.subplots(figsize=(6.5, 4))
     ticks = list(dict.fromkeys(value for found in series.values() for value in found))
-    for (label, found), colour in zip(series.items(), COLOURS, strict=False):
-        axis.plot([ticks.index(v) for v in found], list(found.values()), "o-", color=colour, label=label)
+    for number, (label, found) in enumerate(series.items()):
+        colour, dash = style(number)
+        axis.plot(
+            [ticks.index(v) for v in found], list(found.values()), marker="o", color=colour,
+            dashes=dash or (None, None), label=label,
+        )  # fmt: skip
     axis.set_xticks(range(len(ticks)), ticks)
     axis.set(xlabel=x, ylabel=y, title=title)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    plain(axis)
+    axis.legend(frameon=False, handlelength=3)
     return save(figure, path)
 
 
 def falling(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, x: str, y: str, title: str = "") -> Path:
     """Quantities that fall over powers of ten, one curve each."""
     figure, axis = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    for number, (label, points) in enumerate(curves.items()):
-        axis.semilogy(*zip(*points, strict=True), color=COLOURS[number % len(COLOURS)], lw=1.8, label=label)
+    for number, (label, places) in enumerate(curves.items()):
+        colour, dash = style(number)
+        axis.semilogy(*zip(*places, strict=True), color=colour, dashes=dash or (None, None), lw=1.8, label=label)
     axis.set(xlabel=x, ylabel=y, title=title)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    plain(axis)
+    axis.legend(frameon=False, handlelength=3)
     return save(figure, path)
 
 
@@ -156,80 +238,3 @@ def paths(
         axis.set(title=label, xlabel=names[0], ylabel=names[1])
     axes[0, 0].legend(frameon=False, fontsize=8)
     return save(figure, path)
-
-
-def clusters(fleet: Fleet, path: Path, most: int = 16) -> Path:
-    """A panel for each cluster (the first `most`): devices shaded by their seconds per step, links by their weight."""
-    each = fleet.clusters.each[:most] if fleet.clusters is not None else ()
-    wide = min(4, len(each))
-    rows = -(-len(each) // wide)
-    figure, axes = plt.subplots(rows, wide, figsize=(3.3 * wide, 3.5 * rows), squeeze=False, layout="constrained")
-    slowest = max(float(fleet.step_seconds.max()), 1e-12)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for number, (axis, cluster) in enumerate(zip(axes.flat, each, strict=False)):
-        together = nx.compose_all([nx.Graph(graph) for graph in cluster.graphs])
-        draws = nx.kamada_kawai_layout if cluster.size <= 64 else nx.circular_layout
-        places = draws(together)
-        weights = np.mean([matrix + matrix.T for matrix in cluster.mixing], axis=0) / 2
-        widths = [0.5 + 6 * weights[i, j] for i, j in together.edges]
-        pace = fleet.step_seconds[list(cluster.members)] / slowest
-        nx.draw_networkx_edges(together, places, ax=axis, width=widths, edge_color="#8fb3cf")
-        nx.draw_networkx_nodes(together, places, ax=axis, node_size=240, node_color=pace, cmap="YlOrBr", vmin=0.0,
-                               vmax=1.2, edgecolors="#3d3d3d", linewidths=0.7)  # fmt: skip
-        named = dict(enumerate(cluster.members)) if cluster.size <= 40 else {}
-        nx.draw_networkx_labels(together, places, named, ax=axis, font_size=7)
-        links = sum(graph.number_of_edges() for graph in cluster.graphs)
-        axis.set_title(f"cluster {number}: {cluster.size} devices, {links} links\nrho = {cluster.rho:.3f}", fontsize=9)
-        axis.margins(0.15)
-    return save(figure, path)
-
-
-def timeline(panels: Mapping[str, Sequence[Row]], path: Path, until: float, clients: int) -> Path:
-    """Who does what when: a bar per client with transfers light and local steps dark, a line per commit."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 0.45 * clients + 1.6), squeeze=False)
-    for axis, (title, rows) in zip(axes[0], panels.items(), strict=True):
-        for since, end, client, kind, version in spans(rows):
-            shade = TRANSFERS.get(kind, COLOURS[version % len(COLOURS)])
-            axis.barh(client + 1, end - since, left=since, height=0.62, color=shade)
-            if kind == "compute":
-                axis.text((since + end) / 2, client + 1, f"w{version}", ha="center", va="center", color="w", fontsize=7)
-        for now, record in rows:
-            if isinstance(record, Arrived):
-                axis.axvline(now, color="#9ecae1", lw=0.9, ls=":")
-            elif isinstance(record, Commit):
-                axis.axvline(now, color="#1b6ca8", lw=1.6)
-        axis.set(title=title, xlim=(0, until), xlabel="virtual seconds", ylabel="client")
-        axis.set_yticks(range(1, clients + 1))
-        axis.spines[["top", "right"]].set_visible(False)
-    keys: list[Artist] = [Patch(color=shade, label=kind) for kind, shade in TRANSFERS.items()]
-    keys += [
-        Patch(color=COLOURS[0], label="local steps from version w"),
-        Line2D([], [], color="#1b6ca8", label="commit"),
-    ]
-    keys.append(Line2D([], [], color="#9ecae1", ls=":", label="arrival"))
-    figure.legend(handles=keys, loc="lower center", ncols=len(keys), frameon=False, bbox_to_anchor=(0.5, -0.09))
-    return save(figure, path)
-
-
-def spans(rows: Sequence[Row]) -> list[tuple[float, float, int, str, int]]:
-    """(from, to, client, what, version) of downloads, local steps and uploads."""
-    found: list[tuple[float, float, int, str, int]] = []
-    ordered: dict[int, float] = {}
-    begun: dict[tuple[int, int], tuple[float, int]] = {}
-    finished: dict[tuple[int, int], float] = {}
-    for now, record in rows:
-        name = type(record).__name__
-        if name == "Start":
-            ordered[record.client] = now  # type: ignore[union-attr]
-        elif isinstance(record, Begun):
-            if record.client in ordered:
-                found.append((ordered.pop(record.client), now, record.client, "download", record.version))
-            begun[record[:2]] = (now, record.version)
-        elif isinstance(record, Finished):
-            since, version = begun[record[:2]]
-            found.append((since, now, record.client, "compute", version))
-            finished[record[:2]] = now
-        elif isinstance(record, Arrived):
-            found.append((finished[record[:2]], now, record.client, "upload", record.version))
-    return found

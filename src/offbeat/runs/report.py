@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 
+from offbeat.runs.bands import interval
 from offbeat.runs.forms import markdown as markdown
 from offbeat.runs.tables import laid_out
 
@@ -125,8 +125,8 @@ def spread(results: Sequence[Mapping[str, Any]], digits: int, *path: str) -> str
     values = [result[path[0]] for result in results]
     if None in values:
         return "-"
-    middle, half = interval(values)
-    return f"{middle:,.{digits}f}" + ("" if half is None else f" ±{half:.{digits}f}")
+    found = interval(values)
+    return f"{found.mean:,.{digits}f}" + ("" if found.high is None else f" ±{found.half:.{digits}f}")
 
 
 def time_to(results: Sequence[Mapping[str, Any]], target: str) -> str:
@@ -135,15 +135,6 @@ def time_to(results: Sequence[Mapping[str, Any]], target: str) -> str:
     if len(there) == len(times):
         return f"{mean(there):,.1f}"
     return f"{len(there)} of {len(times)} seeds" if there else "not reached"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and the half of its 95 % interval by Student's t; None for a single value."""
-    if len(values) < 2:
-        return mean(values), None
-    from scipy.stats import t
-
-    return mean(values), float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def show(
@@ -179,10 +170,11 @@ def reading_rows(measured: Measured) -> list[list[str]]:
     return rows
 
 
-def schedule_lines(schedule: Any) -> list[str]:
+def schedule_lines(schedule: Any, method: str = "") -> list[str]:
     never = f"; {schedule.never} were never heard" if schedule.never else ""
     lines = [
-        f"schedule of {schedule.commits} commits: staleness {schedule.staleness_mean:.2f} on average, at most "
+        f"schedule of {schedule.commits} commits{f' of {method}' if method else ''}: "
+        f"staleness {schedule.staleness_mean:.2f} on average, at most "
         f"{schedule.staleness}; whoever is heard least has {schedule.least:.0%} of an equal part{never}"
     ]
     if schedule.likely is not None:

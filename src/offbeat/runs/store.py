@@ -141,6 +141,7 @@ class Store:
         """From here on the directory is what the manifest says; what it does not list goes."""
         manifest = self.manifest
         named = {"config.toml", *manifest.checkpoints, *(name for name, _ in (*manifest.trace, *manifest.metrics))}
+        named.update(manifest.live)
         if manifest.finished:
             named |= {"clients.parquet", "model.safetensors", "result.json", "best.safetensors"}
         manifest.files = {name: mark for name, mark in manifest.files.items() if name in named}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -38,22 +38,23 @@ def staged(method: Method, stages: Any) -> Method:
     rule = method.what
     if (up or down) and rule.lossless:
         raise ConfigError([f"{method.name}: its server must have updates exactly as they were; leave out stages"])
-    local = rule.local if up is None else replace(rule.local, finish=encoded(rule.local.finish, rule.local.sends, up))
+    local = rule.local if up is None else replace(rule.local, finish=Encoded(rule.local.finish, rule.local.sends, up))
     return replace(method, what=replace(rule, local=local, up=up, down=down))
 
 
-def encoded(
-    finish: Callable[[State, Carry, Job], Update], sends: tuple[str, ...], stage: Stage
-) -> Callable[[State, Carry, Job], Update]:
-    """What the server has of an update."""
+@dataclass(frozen=True)
+class Encoded:
+    """What the server has of an update that goes through a stage; `finish` is the rule's own."""
 
-    def finish_and_send(given: State, carry: Carry, job: Job) -> Update:
-        update = finish(given, carry, job)
+    finish: Callable[[State, Carry, Job], Update]
+    sends: tuple[str, ...]
+    stage: Stage
+
+    def __call__(self, given: State, carry: Carry, job: Job) -> Update:
+        update = self.finish(given, carry, job)
         key = keys.fold(job.key, -1)  # the rule's own words are not negative
-        decoded = {name: passed(stage, update[name], keys.fold(key, i)) for i, name in enumerate(sends)}
+        decoded = {name: passed(self.stage, update[name], keys.fold(key, i)) for i, name in enumerate(self.sends)}
         return update | decoded
-
-    return finish_and_send
 
 
 def received(stage: Stage | None, rows: Tensor, keys: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.tasks.task import Task, metric_problems
 
+TEST = "the test set"
 Kind = Literal["test", "train", "held-out"]
 
 
@@ -43,10 +44,13 @@ class Looks:
         self.figures: dict[str, Figure] = {}
         metrics = task.all_metrics
         data, x, y = main_set(task, watch.on, model, samples)
-        self.evaluations: list[Evaluation | ClientEvaluation] = [Evaluation(model, x, y, metrics, data, self.faults)]
+        tested = model.reading(task.forms(model.dtype, task.testing))
+        main = Evaluation(tested if data == TEST else model, x, y, metrics, data, self.faults)
+        self.evaluations: list[Evaluation | ClientEvaluation] = [main]
         for name, data, x, y, rows in client_sets(task, watch, model, samples):
             speed = None if name == "unseen" else watch.speed
-            self.evaluations.append(ClientEvaluation(name, data, model, x, y, rows, metrics, speed, self.faults))
+            mine = tested if name == "own" else model
+            self.evaluations.append(ClientEvaluation(name, data, mine, x, y, rows, metrics, speed, self.faults))
         for evaluation in self.evaluations:
             self.figures |= evaluation.figures()
         self.shards = None
@@ -88,7 +92,7 @@ def main_set(task: Task, on: Kind | None, model: FlatModel, samples: Samples) ->
         where = torch.unique(samples.order)
         return "the training data", samples.x[where], samples.y[where]
     x, y = (t.to(samples.x.device) for t in task.evaluation(model.dtype))
-    return "the test set", x, y
+    return TEST, x, y
 
 
 def client_sets(

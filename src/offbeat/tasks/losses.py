@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from offbeat.errors import shortened
+from offbeat.numerics.forms import Tree, called
+from offbeat.numerics.windows import Windows
 
 ROWS = (2, 3, 5, 7)  # samples to try with: the first number that no side of outputs or targets has
 # Losses of pairs: PyTorch stretches one side to the shape of the other, and the mean is of something else.
@@ -58,7 +61,7 @@ class Watch(TorchFunctionMode):
 
 
 def loss_problems(
-    kind: str, model: nn.Module, loss: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor, most: int
+    kind: str, model: nn.Module, loss: Callable[[Any, Any], Any], x: Tree, y: Tree, most: int
 ) -> list[str]:
     """Why a model cannot be trained with a loss on such samples, `most` of them in a batch; empty when it can."""
     first = next(p for p in model.parameters() if p.requires_grad)
@@ -74,20 +77,22 @@ def loss_problems(
     return said
 
 
-def tried(kind: str, model: nn.Module, loss: Any, x: Tensor, y: Tensor, most: int) -> list[str]:
+def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -> list[str]:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    rows, outputs, targets = 0, x, y
+    rows, outputs, targets, single = 0, x, y, False
     for rows in ROWS:
-        rows = min(rows, most, len(x))
-        inputs, targets = (fitting(t[:rows], parameters[0]) for t in (x, y))
+        rows = min(rows, most, len(leaves(x)[0]))
+        inputs, targets = (fitting(first_rows(t, rows), parameters[0]) for t in (x, y))
         try:
-            outputs = model(inputs)
+            outputs = called(model, inputs)
         except Exception as error:  # whatever a model of one's own raises
-            return [f"the model fails on {rows} {kind} samples of shape {tuple(x.shape[1:])}: {reason(error)}"]
-        if not isinstance(outputs, Tensor):
-            return [f"the model gives a {type(outputs).__name__}; it must give one tensor, the outputs of a batch"]
-        if rows not in (*outputs.shape[1:], *targets.shape[1:]):
+            said = ", ".join(str(tuple(leaf.shape[1:])) for leaf in leaves(x))
+            return [f"the model fails on {rows} {kind} samples of shape {said}: {reason(error)}"]
+        single = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        if not single or rows not in (*outputs.shape[1:], *targets.shape[1:]):
             break
+    if not single:
+        return of_several(kind, loss, outputs, targets, parameters)
     given = f"outputs of shape {shape(outputs)} and type {outputs.dtype}, {kind} targets of shape {shape(targets)} and "
     given = f"{given}type {targets.dtype}"
     watch = Watch(outputs, targets)
@@ -98,6 +103,20 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tensor, y: Tensor, most: in
         return [f"the loss fails on {given} ({rows} samples): {reason(error)}. {remedy(loss, outputs, targets)}"]
     if watch.found:
         return [f"{watch.found[0]}, but here are {given} (for {rows} samples); reshape the one or the other"]
+    return value_problems(value, parameters)
+
+
+def of_several(kind: str, loss: Any, outputs: Any, targets: Tree, parameters: Sequence[Tensor]) -> list[str]:
+    """The same where outputs or targets are not one tensor: the loss alone knows how to take them."""
+    try:
+        value = loss(outputs, targets)
+    except Exception as error:  # whatever a loss of one's own raises
+        if not isinstance(outputs, Tensor):
+            return [
+                f"the model gives a {type(outputs).__name__}, and the loss does not take it ({reason(error)}); it must "
+                "give one tensor, the outputs of a batch, or the loss must know what to do with what it gives"
+            ]
+        return [f"the loss fails on {kind} targets of several parts: {reason(error)}"]
     return value_problems(value, parameters)
 
 
@@ -150,8 +169,21 @@ def sequence_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def fitting(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.device, like.dtype) if values.is_floating_point() else values.to(like.device)
+def leaves(values: Tree) -> list[Any]:
+    return [values] if isinstance(values, Tensor | Windows) else pytree.tree_leaves(values)
+
+
+def first_rows(values: Tree, rows: int) -> Tree:
+    return pytree.tree_map(lambda leaf: leaf[:rows], values)
+
+
+def fitting(values: Tree, like: Tensor) -> Tree:
+    """Samples on the device and, if they are real numbers, in the number type of a parameter; copies."""
+
+    def fit(leaf: Tensor) -> Tensor:
+        return leaf.to(like.device, like.dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
+
+    return pytree.tree_map(fit, values)
 
 
 def reason(error: Exception) -> str:

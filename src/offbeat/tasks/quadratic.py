@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import ConfigError
-from offbeat.tasks.task import Task, tensors
+from offbeat.tasks.task import Task
 
 
 class Quadratic(nn.Module):
@@ -198,7 +198,7 @@ def noise_of(task: Task) -> np.ndarray:
 
     It is that of one sample: a batch of s drawn with replacement has this over s.
     """
-    rows, d = tensors(task.data)[0].double().numpy(), len(task.model.w)  # type: ignore[arg-type]
+    rows, d = task.training[0].double().numpy(), len(task.model.w)  # type: ignore[arg-type]
     own = (rows[shard][:, d * d :] for shard in task.shards)
     return np.array([_squares(off - off.mean(axis=0)).mean() for off in (b - b[0] for b in own)])
 

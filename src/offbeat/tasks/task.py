@@ -6,21 +6,23 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics import trial
+from offbeat.numerics.forms import Form, Forms, Tree, called, packed
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
-from offbeat.tasks.losses import loss_problems
+from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
+from offbeat.tasks.losses import fitting, loss_problems
 
 COLUMNS = (
     "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
@@ -32,6 +34,10 @@ TRIED = 1024  # samples of a batch that a step is tried with, where it is larger
 @dataclass(frozen=True, eq=False)
 class Task:
     """`data` is `(x, y)` tensors or a `Dataset` of such pairs; `shards[i]` are the rows of client i.
+
+    x and y may be tuples or dictionaries of tensors: the model is called with x as its arguments, or as arguments by
+    name. Without `shards`, `data` is a list with a data set for each client. A `Dataset` or `DataLoader` is read once;
+    `collate` makes one batch of the list of all its samples, where they are not of one form.
 
     The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size` may
     be a number for each client; None means the whole shard, exactly. Outputs with one score per class and targets that
@@ -46,15 +52,34 @@ class Task:
     model: nn.Module
     loss: Loss
     data: Any
-    shards: Sequence[Any]
+    shards: Sequence[Any] = None  # type: ignore[assignment]
     test: Any = None
     batch_size: int | Sequence[int] | None = 10
     sampling: Sampling = "replacement"
     name: str = "custom"
+    collate: Collate | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     client_tests: Sequence[Any] | None = None
     held_out: Sequence[Any] | None = None
     unseen: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        given: Any = self.shards
+        if given is None and (own := of_clients(self.data)) is not None:
+            object.__setattr__(self, "data", own[0])
+            object.__setattr__(self, "shards", own[1])
+            if isinstance(self.test, list) and (test := of_clients(self.test)) is not None:
+                object.__setattr__(self, "test", test[0])
+
+    @cached_property
+    def training(self) -> tuple[Tree, Tree]:
+        """Inputs and targets, read once."""
+        return read(self.data, self.collate)
+
+    @cached_property
+    def testing(self) -> tuple[Tree, Tree]:
+        """Those of the test set, or of the training set where there is none."""
+        return self.training if self.test is None else read(self.test, self.collate)
 
     def problems(self) -> list[str]:
         """Everything that would stop a run, found without training."""
@@ -77,20 +102,24 @@ class Task:
             if kind == "test" and data is None:
                 continue
             try:
-                x, y = tensors(data)
+                x, y = self.training if kind == "training" else self.testing
+                parts = named_leaves((x, y), ("inputs", "targets"))
+            except ConfigError as error:
+                found += [f"the {kind} data: {problem}" for problem in error.problems]
+                continue
             except Exception as error:  # whatever a Dataset of one's own raises
                 found.append(f"the {kind} data must be a pair (x, y) of tensors or a Dataset of such pairs ({error})")
                 continue
-            if not x.dim() or not y.dim():
+            if not all(leaf.dim() for _, leaf in parts):
                 found.append(f"the {kind} data has inputs or targets without rows; give one row per sample")
                 continue
-            before = len(found)
-            found += shard_problems(self.shards, len(x)) if kind == "training" else []
+            before, rows = len(found), len(parts[0][1])
+            found += shard_problems(self.shards, rows) if kind == "training" else []
             found += data_problems(kind, x, y, self.model) if trainable else []
             if trainable and len(found) == before:
-                most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else len(x))
+                most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
-            found += self.look_problems(kind, len(x)) if len(found) == before else []
+            found += self.look_problems(kind, rows) if len(found) == before else []
         return found or self.step_problems()
 
     def look_problems(self, kind: str, rows: int) -> list[str]:
@@ -117,22 +146,23 @@ class Task:
         """Give lazy layers their shapes by one call, as PyTorch does."""
         if any(lazy(p) for p in self.model.parameters()):
             try:
-                scores(self.model, tensors(self.data)[0])
+                scores(self.model, self.training[0])
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
                 return [f"the model has layers without a shape yet, and does not take the inputs: {error}"]
         return []
 
     def step_problems(self) -> list[str]:
         """What one training step on the first client's batch shows, in one of the number types that a run may use."""
-        x, y = tensors(self.data)
+        x, y = self.training
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         device = next(self.model.parameters()).device
         reason: Exception | None = None
         for dtype in (torch.float32, torch.float64):
-            batch = (cast(t[rows], dtype).to(device) for t in (x, y))
+            forms = self.forms(dtype, self.training)
             try:
-                return trial.problems(self.flat_model(dtype), *batch)
+                batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
+                return trial.problems(self.flat_model(dtype), *batch)  # type: ignore[arg-type]
             except ConfigError as error:
                 return list(error.problems)
             except Exception as error:  # whatever a user's model or loss may raise
@@ -154,7 +184,8 @@ class Task:
         elif isinstance(loss, type):
             found.append(f"loss = {loss.__name__} is a class; give one of its objects: {loss.__name__}()")
         if not listed(shards):
-            found.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client")
+            each = "; or leave it out, and give a list with a data set for each client" if shards is None else ""
+            found.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client{each}")
         elif not all(listed(shard) for shard in shards):
             found.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
         sizes = batch if listed(batch) else [batch]
@@ -175,13 +206,15 @@ class Task:
     @property
     def has_accuracy(self) -> bool:
         """Whether outputs are scores of classes and targets say which is right."""
-        x, y = tensors(self.data)
+        x, y = self.training
         outputs = tried(self.model, x)
-        return isinstance(outputs, Tensor) and METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
+        if not isinstance(y, Tensor | Windows) or not isinstance(outputs, Tensor):
+            return False
+        return METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
 
     @property
     def clients(self) -> int:
-        return len(self.shards)
+        return len(self.shards) if listed(self.shards) else 1
 
     @property
     def batches(self) -> tuple[int, ...] | None:
@@ -200,15 +233,22 @@ class Task:
         return self.batch_size or len(self.shards[client])
 
     def samples(self, dtype: torch.dtype) -> Samples:
-        x, y = tensors(self.data)
         shards = [np.asarray(shard, dtype=np.int64) for shard in self.shards]
         batch = self.batch_size if isinstance(self.batch_size, int) else self.batches
-        return Samples.of(cast(x, dtype), cast(y, dtype), shards, batch, self.sampling)
+        return Samples.of(*self.columns(dtype, self.training), shards, batch, self.sampling)
 
-    def evaluation(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def evaluation(self, dtype: torch.dtype) -> tuple[Tensor | Windows, Tensor | Windows]:
         """The test set, or the training set where there is none."""
-        x, y = tensors(self.data if self.test is None else self.test)
-        return cast(x, dtype), cast(y, dtype)
+        return self.columns(dtype, self.testing)
+
+    def forms(self, dtype: torch.dtype, data: tuple[Tree, Tree]) -> Forms:
+        """What samples of several parts look like."""
+        return Forms(*(Form.of(tree, dtype) for tree in data))
+
+    def columns(self, dtype: torch.dtype, data: tuple[Tree, Tree]) -> tuple[Tensor | Windows, Tensor | Windows]:
+        """Inputs and targets as an engine holds them."""
+        x, y = (packed(form, tree, dtype) for form, tree in zip(self.forms(dtype, data), data, strict=True))
+        return x, y
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
@@ -217,26 +257,13 @@ class Task:
         return {"accuracy": METRICS["accuracy"]} | given
 
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded)
+        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training))
 
 
 def listed(given: Any) -> bool:
     """Whether something has entries in an order: a list, a range, an array."""
     ordered = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     return ordered and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
-
-
-def tensors(data: Any) -> tuple[Any, Any]:
-    """`(x, y)` tensors from tensors, arrays or a `Dataset`; or windows of a stream of tokens."""
-    if isinstance(data, Dataset):
-        pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
-    x, y = (part if isinstance(part, Windows) else torch.as_tensor(part) for part in data)
-    return x, y
-
-
-def cast(values: Any, dtype: torch.dtype) -> Any:
-    return values.to(dtype) if values.is_floating_point() else values
 
 
 def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
@@ -263,22 +290,29 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
     return found
 
 
-def data_problems(kind: str, x: Any, y: Any, model: nn.Module) -> list[str]:
-    if len(x) != len(y):
-        return [f"the {kind} data has {len(x)} inputs and {len(y)} targets; they must be as many"]
-    if len(x) == 0:
+def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module) -> list[str]:
+    parts = named_leaves((x, y), ("inputs", "targets"))
+    (first, leading), *others = parts
+    rows = len(leading)
+    for name, leaf in others:
+        if len(leaf) != rows:
+            return [f"the {kind} data has {rows} {first} and {len(leaf)} {name}; they must be as many"]
+    if rows == 0:
         return [f"the {kind} data is empty"]
     found = []
-    for name, values in (("inputs", x), ("targets", y)):
-        if values.is_floating_point() and not bool(values.isfinite().all()):
-            first = int((~values.reshape(len(values), -1).isfinite()).any(dim=1).nonzero()[0])
-            found.append(f"the {kind} {name} hold NaN or infinity, first in row {first}; clean the data")
+    for name, leaf in parts:
+        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            place = int((~leaf.reshape(rows, -1).isfinite()).any(dim=1).nonzero()[0])
+            found.append(f"the {kind} {name} hold NaN or infinity, first in row {place}; clean the data")
+        found += empty_sequences(kind, name, leaf)
     try:
         classes = scores(model, x)
     except Exception as error:  # whatever a model of one's own raises
-        shape = tuple(x.shape[1:])
-        return [*found, f"the model does not take the {kind} inputs, of shape {shape} and type {x.dtype}: {error}"]
-    labels = not y.is_floating_point() and y.dim() == 1
+        if said := token_problems(kind, x, model):
+            return [*found, *said]
+        return [*found, f"the model does not take the {kind} inputs, of {shapes(x)}: {error}"]
+    found += token_problems(kind, x, model)
+    labels = isinstance(y, Tensor | Windows) and not y.is_floating_point() and y.dim() == 1
     least, most = ends(y) if labels else (0, 0)
     if labels and classes is not None and (least < 0 or most >= classes):
         found.append(
@@ -288,6 +322,74 @@ def data_problems(kind: str, x: Any, y: Any, model: nn.Module) -> list[str]:
     return found
 
 
+def empty_sequences(kind: str, name: str, leaf: Any) -> list[str]:
+    """Sequences without a token: masks that hide everything, lengths of 0."""
+    word = name.rsplit(" ", 1)[-1].strip("'")
+    if "mask" in word and leaf.dim() == 2 and not leaf.is_floating_point():
+        none = ~(leaf != 0).any(dim=1)
+    elif word in LENGTHS and leaf.dim() == 1:
+        none = leaf < 1
+    else:
+        return []
+    if not bool(none.any()):
+        return []
+    return [f"{kind} sample {int(none.nonzero()[0])} is a sequence of length 0, by {name}; leave it out"]
+
+
+def token_problems(kind: str, x: Tree, model: nn.Module) -> list[str]:
+    """Tokens that a table of the model has no row for, found by what reaches its tables from the samples with the
+    smallest and the largest numbers."""
+    found: dict[str, str] = {}
+    for name, leaf in named_leaves((x,), ("inputs",)):
+        if leaf.is_floating_point() or leaf.dtype == torch.bool:
+            continue
+        for row in extremes(leaf):
+            for part, many, token in tables(model, rows_of(x, [row])):
+                found.setdefault(
+                    part,
+                    f"{kind} sample {row} has token {token} in its {name}, but the table of {part} has rows "
+                    f"0..{many - 1}; make the table larger or the tokens smaller",
+                )
+    return list(found.values())
+
+
+def extremes(values: Tensor | Windows) -> list[int]:
+    """Rows that hold the smallest and the largest of whole numbers."""
+    if isinstance(values, Windows):
+        tokens = values.stream.on(values.device)
+        places = (int(tokens.argmin()), int(tokens.argmax()))
+        held = [(values.start <= place) & (place < values.start + (values.length or 1)) for place in places]
+        return [int(rows.nonzero()[0]) for rows in held if bool(rows.any())]
+    flat = values.reshape(len(values), -1)
+    return [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())] if flat.numel() else []
+
+
+def tables(model: nn.Module, x: Tree) -> list[tuple[str, int, int]]:
+    """The tables that a sample asks for rows they have not: (part of the model, its rows, the token)."""
+    wrong: list[tuple[str, int, int]] = []
+
+    def look(name: str) -> Any:
+        def before(part: Any, given: tuple[Any, ...]) -> None:
+            tokens = given[0] if given else torch.zeros(0)
+            bad = tokens[(tokens < 0) | (tokens >= part.num_embeddings)]
+            if len(bad):
+                wrong.append((f"{type(part).__name__} ('{name}')", part.num_embeddings, int(bad[0])))
+
+        return before
+
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    hooks = [p.register_forward_pre_hook(look(n)) for n, p in model.named_modules() if isinstance(p, kinds)]
+    try:
+        if hooks:
+            scores(model, x)
+    except Exception:  # it is said where the model is called for its scores
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return wrong
+
+
 def ends(values: Tensor | Windows) -> tuple[int, int]:
     """The smallest and the largest of whole numbers."""
     if isinstance(values, Windows):
@@ -295,7 +397,7 @@ def ends(values: Tensor | Windows) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
-def scores(model: nn.Module, x: Any) -> int | None:
+def scores(model: nn.Module, x: Tree) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
     out = tried(model, x)
     if not isinstance(out, Tensor):
@@ -304,13 +406,12 @@ def scores(model: nn.Module, x: Any) -> int | None:
 
 
 @torch.no_grad()
-def tried(model: nn.Module, x: Any) -> Any:
+def tried(model: nn.Module, x: Tree) -> Any:
     """What the model gives for two samples."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
-    kind = parameter.dtype if x.is_floating_point() else x.dtype
     with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was
-        return model(x[:2].to(parameter.device, kind, copy=True))  # and may change its input
+        return called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
 
 
 def metric_problems(metrics: Any) -> list[str]:

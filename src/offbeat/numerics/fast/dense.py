@@ -11,8 +11,6 @@ from torch.nn import functional
 from offbeat.numerics.draws import ForOne, compiled, first
 from offbeat.numerics.fast.places import Places, into, rounded
 
-SMALL = 1 << 15  # numbers in a matrix below which a CPU makes many together faster than each in its place
-
 
 def linear(places: Places | None, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     plain = input.dim() >= 2 and weight.dim() == 2 and not (input.is_complex() or weight.is_complex())
@@ -56,8 +54,7 @@ class LinearOfAll(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             gx = torch.bmm(g, w)
         if ctx.needs_input_grad[1]:
-            small = not w.is_cuda and w[0].numel() < SMALL
-            gw = into(None if small else places.take(w), lambda out: torch.bmm(g.mT, x, out=out))
+            gw = places.product(w, g, x)
         if ctx.needs_input_grad[2]:
             gb = into(places.take(bias), lambda out: torch.sum(g, 1, out=out))
         return gx, gw, gb, None
@@ -81,3 +78,13 @@ class Descend(ForOne):
             return kernels.descend(y, lr, g, c), 0
         g = g if c is None else g + c
         return torch.addcmul(y, lr.reshape(-1, *[1] * (y.dim() - 1)), g, value=-1), 0
+
+
+def move(y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None = None) -> None:
+    """`y <- y - lr (g + c)` of `[n, d]` with `lr [n]`, in its place."""
+    if y.is_cuda and compiled():
+        from offbeat.numerics.fast import kernels
+
+        kernels.descend(y, lr, g, c, y)
+    else:
+        y.addcmul_(lr[:, None], g if c is None else g + c, value=-1)

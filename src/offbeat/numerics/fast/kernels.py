@@ -348,7 +348,7 @@ class Entropy(torch.autograd.Function):
 
 # ---- the step -----------------------------------------------------------------------------------
 @triton.jit
-def descend_rows(y, lr, g, c, out, d, yn, gn, cn, CORRECTED: tl.constexpr, BLOCK: tl.constexpr):
+def descend_rows(y, lr, g, c, out, d, yn, gn, cn, on, CORRECTED: tl.constexpr, BLOCK: tl.constexpr):
     """out = y - lr (g + c), a rate for each row."""
     n = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -357,15 +357,15 @@ def descend_rows(y, lr, g, c, out, d, yn, gn, cn, CORRECTED: tl.constexpr, BLOCK
     if CORRECTED:
         way += tl.load(c + n * cn + at, mask=at < d)
     moved = tl.load(y + n * yn + at, mask=at < d) - rate * way
-    tl.store(out + n * d + at, moved, mask=at < d)
+    tl.store(out + n * on + at, moved, mask=at < d)
 
 
-def descend(y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None = None) -> Tensor:
-    """`y - lr (g + c)` of `[n, d]` with `lr [n]`, in one pass over memory."""
-    out = y.new_empty(y.shape)
+def descend(y: Tensor, lr: Tensor, g: Tensor, c: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """`y - lr (g + c)` of `[n, d]` with `lr [n]`, in one pass over memory; `out` may be y itself."""
+    out = y.new_empty(y.shape) if out is None else out
     grid = (triton.cdiv(y.shape[1], 2048), len(y))
     way = (g, g if c is None else c)
-    strides = (y.stride(0), *(t.stride(0) for t in way))
+    strides = (y.stride(0), *(t.stride(0) for t in way), out.stride(0))
     descend_rows[grid](y, lr.contiguous(), *way, out, y.shape[1], *strides, c is not None, BLOCK=2048, num_warps=8)
     return out
 

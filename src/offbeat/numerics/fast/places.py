@@ -10,19 +10,30 @@ from torch import Tensor
 
 
 class Places:
-    """Where the gradients of the clients' parameters belong: a layer may write its own there, sparing a copy.
+    """A layer may write its gradient straight into its place, sparing a copy.
 
     A place belongs to the parameter itself, the very tensor: the gradient of a view of it, even one of the same form
-    and memory, still has to pass through what made the view.
+    and memory, still has to pass through what made the view. With `steps` the gradients of large matrices are not made
+    at all: their factors are kept, so that a local step can take their product straight into the model.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-        self.parameters, self.places = parameters, places
+    def __init__(self, parameters: Sequence[Tensor], places: Sequence[Tensor], steps: bool = False) -> None:
+        self.parameters, self.places, self.steps = parameters, places, steps
         self.open = {id(p): place for p, place in zip(parameters, places, strict=True)}
+        self.factors: dict[int, tuple[Tensor, Tensor]] = {}
 
     def take(self, parameter: Tensor | None) -> Tensor | None:
         """The place of a parameter, once; None for what is no parameter, or was taken by another layer."""
         return self.open.pop(id(parameter), None)
+
+    def product(self, w: Tensor, g: Tensor, x: Tensor) -> Tensor | None:
+        """The gradient g^T x of a matrix: in its place, or kept as factors, or handed on."""
+        size = w[0].numel()
+        if self.steps and size >= (LARGE if w.is_cuda else SMALL) and self.take(w) is not None:
+            self.factors[id(w)] = (g, x)
+            return None
+        small = not w.is_cuda and size < SMALL
+        return into(None if small else self.take(w), lambda out: torch.bmm(g.mT, x, out=out))
 
     def fill(self, gradients: Sequence[Tensor | None]) -> None:
         """Put down the gradients that no layer wrote itself."""
@@ -30,7 +41,14 @@ class Places:
             if id(p) in self.open:
                 place.zero_() if gradient is None else place.copy_(gradient)
             elif gradient is not None:  # of a further use of the parameter
+                if id(p) in self.factors:
+                    g, x = self.factors.pop(id(p))
+                    torch.bmm(g.mT, x, out=place)
                 place.add_(gradient)
+
+
+SMALL = 1 << 15  # numbers in a matrix below which a CPU makes many together faster than each in its place
+LARGE = 1 << 17  # numbers in a matrix from which a GPU gains by a step of its own
 
 
 def into(place: Tensor | None, make: Callable[[Tensor | None], Tensor]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""`offbeat bench models`: families of models in waves, against the plain loop, in one run."""
+"""`offbeat.bench.families`: families of models in waves, against the plain loop, in one run."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class Family(NamedTuple):
     options: dict[str, Any] = {}
     tokens: bool = False
     every_place: bool = False  # a target at every place of a sequence
+
+    @property
+    def parameters(self) -> int:
+        model = build(self.model, self.shape, self.outputs, 0, **self.options)
+        return sum(p.numel() for p in model.parameters())
 
 
 FAMILIES = (
@@ -76,7 +81,6 @@ def measure(family: Family, clients: int, device: torch.device, precision: Preci
     """Client-steps per second of waves and of the plain loop, and seconds before the first wave was done."""
     torch.manual_seed(0)
     task = family_task(family, clients)
-    parameters = sum(p.numel() for p in task.model.parameters())
     gpu = device.type == "cuda"
     steps = STEPS if gpu else 4
     jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
@@ -97,7 +101,7 @@ def measure(family: Family, clients: int, device: torch.device, precision: Preci
         wave = min(wave, work.seconds(partial(engine.solve, jobs), device))
     rates = len(few) * steps / plain, clients * steps / wave
     return {
-        "model": family.name, "parameters": parameters, "clients": clients, "plain": rates[0], "wave": rates[1],
+        "model": family.name, "parameters": family.parameters, "clients": clients, "plain": rates[0], "wave": rates[1],
         "ratio": rates[1] / rates[0], "first wave s": first, "way": engine.solver.rung,
         "notes": sorted({str(note.message).splitlines()[0] for note in said}),
     }  # fmt: skip
@@ -117,7 +121,7 @@ def plain_loop(task: Task, clients: range, steps: int, device: torch.device) -> 
     model: nn.Module = task.model.to(device).train()
     begin = {name: value.clone() for name, value in model.state_dict().items()}
     rows = torch.cat([torch.as_tensor(task.shards[client]) for client in clients])
-    x, y = (t[rows].to(device) for t in task.data)
+    x, y = (t[rows].to(device) for t in task.training)
     for client in clients:
         model.load_state_dict(begin)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.01)

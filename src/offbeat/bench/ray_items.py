@@ -1,0 +1,270 @@
+"""The items of `offbeat bench ray`: two actors against one, what travels, a simulated cluster, a sweep. Each figure has
+its counterpart in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from offbeat.assemble import build_method
+from offbeat.bench import RAY, work
+from offbeat.config import Experiment
+from offbeat.engines.engine import Engine
+from offbeat.engines.ray_crew import RayCrew, connect, quietly, ray_crew
+from offbeat.engines.tile_solver import TileSolver, in_process
+from offbeat.engines.tile_worker import Solved, Spec, Tile
+from offbeat.experiment import run
+from offbeat.plan import GBIT, Rates
+from offbeat.records import Begun
+from offbeat.spread import Call, spread
+
+Rows = list[dict[str, Any]]
+# Client-steps a second of an H200, tf32, by clients in a wave: results/speed-h200.json.
+H200 = {
+    "CNN": Rates((1, 10, 50, 100, 200), (6895.0, 43039.0, 80987.0, 90290.0, 96956.0)),
+    "MLP": Rates((1, 10, 50, 100, 200), (17986.0, 151753.0, 369911.0, 472014.0, 573023.0)),
+}
+NUMBERS = {"CNN": 582_026, "MLP": 79_510}
+
+
+def actors(quick: bool) -> Rows:
+    """Two actors against one, one thread each, and against the same tiles in this process: waves of 32 jobs of 20
+    steps, one after the other in turn."""
+    rows = []
+    jobs_, steps, goes = (16, 5, 2) if quick else (32, 20, 6)
+    for model in ("dlsgd-cnn", "mlp"):
+        task = work.small_task(model, jobs_)
+        method = build_method({"name": "local-sgd", "local_steps": steps})
+        engines = {
+            name: Engine(method, task, 0, torch.device("cpu"), crew=crew, tiling={"since": 0})
+            for name, crew in (("here", in_process), ("1", ray_crew(1, None)), ("2", ray_crew(2, None)))
+        }
+        taken: dict[str, list[float]] = {name: [] for name in engines}
+        for go in range(goes + 3):
+            for name, engine in engines.items():
+                wave = [Begun(client, go, 0, steps) for client in range(jobs_)]
+                began = time.perf_counter()
+                answered(engine.solver, engine, wave)
+                if go >= 3:  # before, steps are traced
+                    taken[name].append(time.perf_counter() - began)
+        best = {name: min(times) for name, times in taken.items()}
+        tiles = len(engines["1"].solver.cut([Begun(c, 0, 0, steps) for c in range(jobs_)]))
+        rows.append({
+            "model": work.MODELS[model], "jobs": jobs_, "steps": steps, "tiles": tiles,
+            "one actor: ms per client-step": 1e3 * best["1"] / (jobs_ * steps),
+            "two actors": 1e3 * best["2"] / (jobs_ * steps), "two against one": best["1"] / best["2"],
+            "overhead of a wave, ms": 1e3 * (best["1"] - best["here"]),
+        })  # fmt: skip
+        for engine in engines.values():
+            engine.close()
+    return rows
+
+
+def answered(solver: TileSolver, engine: Engine, jobs: Sequence[Begun]) -> None:
+    """One wave, asked for and answered; nobody takes its updates."""
+    with engine.settings:
+        solver.submit(engine.server.versions, jobs)
+        left = len(jobs)
+        while left:
+            answer = solver.collect()
+            assert answer is not None
+            left -= len(answer.jobs)
+            solver.release([result_of(answer.updates, row, job) for row, job in enumerate(answer.jobs)])
+
+
+def result_of(part: Any, row: int, job: Begun) -> Any:
+    from offbeat.engines.updates import Result
+
+    return Result(part, row, job, -1, job.client)
+
+
+def messages(quick: bool) -> Rows:
+    """What the overhead of a wave comes from: an empty message there and back, a version placed and fetched, a sum
+    fetched; medians."""
+    task = work.small_task("mlp", 4)
+    engine = Engine(
+        build_method({"name": "local-sgd", "local_steps": 1}), task, 0, torch.device("cpu"), crew=ray_crew(1, None),
+        tiling={"since": 0},
+    )  # fmt: skip
+    crew: RayCrew = engine.solver.crew
+    ray, actor = crew.ray, crew.live[1]
+    vector = np.zeros(engine.solver.problem.model.dimension, dtype=np.float32)
+    ray.get(actor.hold.remote((-9, 0), {"delta": vector[None]}))
+    parts: dict[str, Callable[[], Any]] = {
+        "an empty message and its answer": lambda: ray.get(actor.solve.remote([], {}, [], [])),
+        "a version placed": lambda: ray.put({"model": vector}),
+        "a version placed and fetched": lambda: ray.get(
+            actor.solve.remote([], {0: [ray.put({"model": vector})]}, [], [])
+        ),
+        "a sum made and fetched": lambda: ray.get(
+            actor.sums.remote([((-9, 0), [0], {"delta": np.ones(1, dtype=np.float32)})])
+        ),
+    }
+    rows = []
+    for name, part in parts.items():
+        times = []
+        for _ in range(20 if quick else 100):
+            began = time.perf_counter()
+            part()
+            times.append(time.perf_counter() - began)
+        rows.append({"part": name, "bytes": vector.nbytes, "ms": 1e3 * statistics.median(times)})
+    engine.close()
+    return rows
+
+
+def moved(quick: bool) -> Rows:
+    """Sums against rows: bytes that travel in a run, by the same tiles on two workers. A rule that says `weigh` and
+    `apply` sends sums; the same rule as `commit` has every row sent."""
+    from dataclasses import replace
+
+    rows: Rows = []
+    commits = 3 if quick else 10
+    task = work.small_task("mlp", 100)
+    for name, options in {
+        "rounds of 100": {"name": "local-sgd", "n": 100},
+        "FedBuff, buffer 10": {"name": "fedbuff", "buffer_size": 10},
+        "SCAFFOLD, rounds of 100": {"name": "scaffold", "n": 100},
+    }.items():
+        method = build_method({**options, "local_steps": 2})
+        rule = method.what
+        one_by_one = replace(rule, weigh=None, apply=None, commit=rule.renew)
+        bytes_moved = {}
+        for kind, what in (("sums", rule), ("rows", one_by_one)):
+            experiment = Experiment(
+                method=replace(method, what=what), task=task, device="cpu", engine="ray", workers=2,
+                until={"commits": commits}, evaluate={"every_commits": 10**9},
+            )  # fmt: skip
+            outcome = run(experiment)
+            bytes_moved[kind] = outcome.bytes_moved["sums"] + outcome.bytes_moved["rows"]
+            versions = outcome.bytes_moved["versions"]
+        rows.append({
+            "run": name, "commits": commits, "versions, MB": versions / 1e6, "sums, MB": bytes_moved["sums"] / 1e6,
+            "rows, MB": bytes_moved["rows"] / 1e6, "rows against sums": bytes_moved["rows"] / bytes_moved["sums"],
+        })  # fmt: skip
+    return rows
+
+
+# ---- a simulated cluster ------------------------------------------------------------------------
+class Sleeper:
+    """In the place of a worker: sleeps as long as an H200 would compute, and the link would carry."""
+
+    def begin(self, given: tuple[Rates, int, float, dict[str, int]]) -> tuple[dict[str, Any], dict[str, int]]:
+        self.rates, self.numbers, self.link, sizes = given
+        self.seen: set[int] = set()
+        return {}, sizes
+
+    def solve(self, tiles: list[Tile], versions: dict[int, Any], gone: Any, dropped: Any) -> Any:
+        import time
+
+        import numpy as np
+
+        vector = 4 * self.numbers / self.link
+        seconds, solved = len(versions) * vector, []
+        for tile in tiles:
+            seconds += self.rates.seconds(len(tile.jobs), tile.jobs[0].steps) + vector
+            sums = {plan[0]: {"delta": np.zeros(self.numbers, dtype=np.float32)} for plan in tile.plans}
+            solved.append(Solved(tile.key, [-1] * len(tile.jobs), {}, None, sums))
+        time.sleep(seconds)
+        return solved, [], "captured", 0
+
+
+class SleepingCrew(RayCrew):
+    """A real crew of actors of Ray, with real messages, whose work is asleep."""
+
+    model, gbit = "CNN", 100.0
+
+    def prepare(self, spec: Spec) -> tuple[Any, Any, dict[str, float]]:
+        sizes = {"least": 16, "most": 256, "limit": 4096}
+        return Sleeper, (H200[self.model], NUMBERS[self.model], self.gbit * GBIT, sizes), {"num_cpus": 0}
+
+
+def simulated(quick: bool) -> Rows:
+    """Actors that sleep at an H200's rates on links of 100 Gbit/s, with Ray's real messages and the real driver: how
+    much of n times one device is left. `alone` is one device with whole waves and no Ray."""
+    from offbeat.engines.updates import Plan
+
+    rows: Rows = []
+    steps, goes = 50, 2 if quick else 5
+    task = work.small_task("mlp", 4)
+    method = build_method({"name": "local-sgd", "local_steps": steps})
+    counts, sizes = ((1, 2), (100,)) if quick else ((1, 2, 4, 8, 16), (100, 300, 1000))
+    one: dict[int, float] = {}
+    for count in counts:
+        engine = Engine(
+            method, task, 0, torch.device("cpu"), crew=partial(SleepingCrew, workers=count, address=None),
+            tiling={"since": 0},
+        )  # fmt: skip
+        solver = engine.solver
+        for size in sizes:
+            times = []
+            for go in range(goes + 1):
+                jobs = [Begun(client, go, go, steps) for client in range(size)]
+                state = {"model": torch.zeros(NUMBERS["CNN"])}
+                weights = {"delta": torch.full((size,), 1 / size)}
+                plans = [Plan(go, [job[:2] for job in jobs], weights)]
+                began = time.perf_counter()
+                solver.submit({go: state}, jobs, plans)
+                results: list[Any] = []
+                while len(results) < size:
+                    answer = solver.collect()
+                    assert answer is not None
+                    results += [result_of(answer.updates, row, job) for row, job in enumerate(answer.jobs)]
+                solver.sums(go, results, weights)
+                solver.release(results)
+                times.append(time.perf_counter() - began)
+            taken = min(times[1:])
+            one.setdefault(size, taken)
+            alone = H200["CNN"].seconds(size, steps)
+            rows.append({
+                "actors": count, "wave": size, "ms per wave": 1e3 * taken, "against one actor": one[size] / taken,
+                "efficiency": one[size] / taken / count, "efficiency against one device alone": alone / taken / count,
+            })  # fmt: skip
+        engine.close()
+    return rows
+
+
+# ---- a sweep ------------------------------------------------------------------------------------
+def one_run(seed: int, commits: int) -> float:
+    """A run of a sweep."""
+    outcome = run(Experiment(
+        method={"name": "fedbuff", "buffer_size": 10}, task={"name": "digits", "clients": 50, "model": "mlp"},
+        seed=seed, device="cpu", until={"commits": commits},
+    ))  # fmt: skip
+    return float(outcome.loss_final)
+
+
+def sweep(quick: bool) -> Rows:
+    """32 runs on one worker of one thread, and on two; both kinds of worker are warm, and their turns alternate."""
+    runs, commits = (4, 20) if quick else (32, 150)
+    mine = connect(None, 2)
+    taken: dict[int, float] = {1: 0.0, 2: 0.0}
+    losses: dict[int, list[float]] = {1: [], 2: []}
+    try:
+        dict(spread([Call(f"{i}", one_run, (i, 5)) for i in range(4)], 2))
+        for part in range(4):  # a quarter of the runs on one, then the same on two
+            for workers in taken:
+                seeds = range(part * runs // 4, (part + 1) * runs // 4)
+                calls = [Call(f"{seed}", one_run, (seed, commits)) for seed in seeds]
+                began = time.perf_counter()
+                ended = dict(spread(calls, workers))
+                taken[workers] += time.perf_counter() - began
+                losses[workers] += [ended[place] for place in range(len(calls))]
+    finally:
+        if mine:
+            import ray
+
+            with quietly():
+                ray.shutdown()
+    return [{
+        "runs": runs, "one worker, s": taken[1], "two workers, s": taken[2], "two against one": taken[1] / taken[2],
+        "same results": str(losses[1] == losses[2]),
+    }]  # fmt: skip
+
+
+TABLES: dict[str, Callable[[bool], Rows]] = dict(zip(RAY, (actors, messages, moved, simulated, sweep), strict=True))

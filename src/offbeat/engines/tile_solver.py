@@ -1,0 +1,608 @@
+"""Waves in tiles: the driver's side of one or many workers.
+
+A wave is cut by rule, whoever computes: into 16 tiles, unless these would be too small or too large. Where clients
+remember something, a tile has clients of one home alone, and there are always 16 homes; a home is with one worker.
+Commits take sums of each tile, joined in the order of tiles. So the number of workers, and when each answers, changes
+no bit.
+
+Workers keep the updates they made; what travels are versions (once to each worker), and back sums, or rows where a rule
+needs them. A worker that is lost takes updates and memories with it. What is still needed is computed again elsewhere,
+from the versions that it was computed from. Homes begin with the last copy of their memory that the driver has (made at
+every checkpoint, and after some waves), and all of their tiles since then are computed again, in order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.choices import Mode
+from offbeat.engines.memory import Memory
+from offbeat.engines.tile_worker import Arrays, Key, Solved, Spec, Tile, TileWorker, array, tensor
+from offbeat.engines.updates import Answer, Plan, Result
+from offbeat.errors import OffbeatError
+from offbeat.method import State, Update
+from offbeat.numerics.wave import Outcome, Problem
+from offbeat.records import Begun, JobName
+
+PARTS = 16  # tiles of a wave, and homes of clients: more workers than that find nothing to do
+LOG = 64  # waves after which the driver takes a new copy of what clients remember
+BATCHES = 2  # under way to a worker: one that it computes, and the next, whose transfer is behind the computing
+DEATHS = 4  # workers lost one after the other, while no tile came back, after which a run gives up
+
+
+class Reply(NamedTuple):
+    """What a crew hears: an answer to a ticket, or, without one, that a worker is lost or has joined."""
+
+    worker: int
+    ticket: int | None = None
+    value: Any = None
+    lost: str = ""  # why
+
+
+class Crew(Protocol):
+    """Workers by number, wherever they are. What is asked of one it does in the order of asking."""
+
+    name: str
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """`TileWorker.sizes`, the same for all of one kind."""
+
+    def workers(self) -> list[int]: ...
+    def share(self, state: Mapping[str, Tensor]) -> Any:
+        """Place vectors where every worker finds them; what stands for them."""
+
+    def ask(self, worker: int, what: str, *given: Any) -> int:
+        """Have a method of `TileWorker` called; the ticket of the answer."""
+
+    def hear(self) -> Reply | None:
+        """The next thing that happens; None: nothing will."""
+
+    def close(self) -> None: ...
+
+
+CrewMaker: TypeAlias = Callable[[Spec], Crew]
+
+
+class InProcess:
+    """A crew of one, in this process."""
+
+    name = "tiles"
+
+    def __init__(self, spec: Spec) -> None:
+        self.worker = TileWorker(spec)
+        self.sizes = self.worker.sizes()
+        self.replies: deque[Reply] = deque()
+        self.asked = 0
+
+    def workers(self) -> list[int]:
+        return [0]
+
+    def share(self, state: Mapping[str, Tensor]) -> Any:
+        return state
+
+    def ask(self, worker: int, what: str, *given: Any) -> int:
+        self.asked += 1
+        self.replies.append(Reply(worker, self.asked, getattr(self.worker, what)(*given)))
+        return self.asked
+
+    def hear(self) -> Reply | None:
+        return self.replies.popleft() if self.replies else None
+
+    def close(self) -> None:
+        """There is nobody to send home."""
+
+
+def in_process(spec: Spec) -> Crew:
+    return InProcess(spec)
+
+
+@dataclass(eq=False)
+class Part:
+    """One tile, from when it is cut until nobody needs it any more."""
+
+    tile: Tile
+    home: int | None
+    versions: dict[int, Any]  # what its jobs start from
+    needed: set[int]  # rows that no commit has taken yet
+    worker: int | None = None  # who has it
+    done: bool = False
+    answered: bool = False
+    given: Arrays | None = None  # rows that were not computed here, but before a checkpoint
+    solved: Solved | None = None
+
+
+class TileSolver:
+    """A solver that cuts waves into tiles and has a crew compute them."""
+
+    adds = True
+
+    def __init__(self, problem: Problem, spec: Spec, crew: CrewMaker, tiling: Mapping[str, int]) -> None:
+        self.problem, self.spec, self.blocks = problem, spec, spec.blocks
+        self.device, self.remembers = problem.samples.x.device, problem.local.remembers
+        self.crew = crew(spec)
+        self.tiling = {"parts": PARTS, **self.crew.sizes, **tiling}
+        self.waves = 0
+        self.notes: list[str] = []
+        self.record: list[Any] = []
+        self.rung = "one by one" if spec.mode == "twin" else "captured"
+        self.bytes = {"rows": 0, "sums": 0, "memory": 0, "held": 0}
+        self.parts: dict[Key, Part] = {}
+        self.queue: deque[Part] = deque()  # tiles that any worker may take
+        self.log: dict[int, list[Part]] = {}  # tiles of each home since the last copy of its memory
+        self.answers: deque[Answer] = deque()
+        self.tickets: dict[int, tuple[int, Callable[[Any], Any]]] = {}
+        self.handles: dict[int, Any] = {}  # what stands for a version
+        self.sent: dict[int, set[int]] = {}  # versions that a worker has
+        self.pulled: dict[int, int] = {}  # bytes of versions that a worker has fetched
+        self.dropped: dict[int, list[Key]] = {}  # tiles that a worker may forget
+        self.deaths = 0  # in a row
+        self.copied = 0  # the wave of the last copy
+        units = len(spec.blocks.members) if spec.blocks else problem.samples.clients
+        members = spec.blocks.members if spec.blocks else [(client,) for client in range(units)]
+        self.where: dict[int, int] = {}  # homes' workers
+        self.clients: list[list[int]] = [  # of each home
+            [client for unit in range(home, units, self.tiling["parts"]) for client in members[unit]]
+            for home in range(min(self.tiling["parts"], units))
+        ]
+        self.last = torch.full((problem.samples.clients if self.remembers else 0,), -1)
+        self.memory: Memory | None = None  # the driver's copy
+        if self.remembers:
+            model, choice = problem.model, "auto" if spec.choice == "device" else spec.choice
+            cpu = torch.device("cpu")
+            self.memory = Memory(self.remembers, problem.samples.clients, model.dimension, model.dtype, cpu, choice)
+        self.settle_homes()
+
+    @property
+    def limit(self) -> int:
+        return self.tiling["limit"]
+
+    @property
+    def mode(self) -> Mode:
+        return "twin" if self.rung == "one by one" else "wave"
+
+    # ---- the rule -------------------------------------------------------------------------------
+    def cut(self, jobs: Sequence[Begun]) -> list[tuple[int | None, list[Begun]]]:
+        """The tiles of a wave, and whose home each is; the most urgent jobs first."""
+        size = tile_size(len(jobs), self.tiling)
+        if not self.remembers:
+            return [(None, list(piece)) for piece in pieces(jobs, size)]
+        homes: dict[int, list[Begun]] = {}
+        for job in jobs:
+            homes.setdefault(job.client % len(self.clients), []).append(job)
+        return [(home, list(piece)) for home, own in homes.items() for piece in pieces(own, size)]
+
+    # ---- asking ---------------------------------------------------------------------------------
+    def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
+        if self.memory is not None and self.waves - self.copied >= LOG:
+            self.copy_memory()
+        self.settle_homes()
+        needed = {v for part in self.parts.values() for v in part.versions}
+        for version in [v for v in self.handles if v not in versions and v not in needed]:
+            del self.handles[version]
+        mine: list[Part] = []
+        for number, (home, own) in enumerate(self.cut(jobs)):
+            for job in own:
+                if job.version not in self.handles:
+                    self.handles[job.version] = self.crew.share(versions[job.version])
+            tile = Tile((self.waves, number), own, plans_of(own, plans))
+            part = Part(tile, home, {job.version: self.handles[job.version] for job in own}, set(range(len(own))))
+            self.parts[tile.key] = part
+            mine.append(part)
+        self.waves += 1
+        if self.remembers:
+            for job in self.devices(jobs):
+                self.last[job.client] = job.job
+        self.give(mine)
+
+    def give(self, parts: Sequence[Part]) -> None:
+        """Tiles to workers: those of a home to its own, the others to whoever is free."""
+        homes: dict[int, list[Part]] = {}
+        for part in parts:
+            if part.home is None:
+                self.queue.append(part)
+            else:
+                self.log.setdefault(part.home, []).append(part)
+                homes.setdefault(self.where[part.home], []).append(part)
+        for worker, own in homes.items():
+            self.ask_tiles(worker, own)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        workers = self.crew.workers()
+        while self.queue and workers:
+            under_way = dict.fromkeys(workers, 0)
+            for worker, _ in self.tickets.values():
+                if worker in under_way:
+                    under_way[worker] += 1
+            worker = min(under_way, key=lambda each: under_way[each])
+            if under_way[worker] >= BATCHES:
+                return
+            many = max(1, -(-len(self.queue) // (BATCHES * len(workers))))
+            self.ask_tiles(worker, [self.queue.popleft() for _ in range(min(many, len(self.queue)))])
+
+    def ask_tiles(self, worker: int, parts: list[Part]) -> None:
+        has = self.sent.setdefault(worker, set())
+        gone = [version for version in has if version not in self.handles]
+        versions = {v: handle for part in parts for v, handle in part.versions.items() if v not in has}
+        has |= versions.keys()
+        has -= set(gone)
+        for part in parts:
+            part.worker, part.done = worker, False
+        tiles = [part.tile for part in parts]
+        then = partial(self.solved, worker)
+        self.send(worker, "solve", then, tiles, versions, gone, self.dropped.pop(worker, []))
+
+    def send(self, worker: int, what: str, then: Callable[[Any], Any], *given: Any) -> int:
+        ticket = self.crew.ask(worker, what, *given)
+        self.tickets[ticket] = (worker, then)
+        return ticket
+
+    # ---- hearing --------------------------------------------------------------------------------
+    def collect(self) -> Answer | None:
+        while not self.answers:
+            if not self.hear():
+                return None
+        return self.answers.popleft()
+
+    def hear(self) -> bool:
+        """Take in one thing that happened; False if nothing will."""
+        reply = self.crew.hear()
+        if reply is None:
+            return False
+        if reply.lost:
+            self.recover(reply.worker, reply.lost)
+        elif reply.ticket in self.tickets:
+            _, then = self.tickets.pop(reply.ticket)
+            then(reply.value)
+        self.dispatch()
+        return True
+
+    def hear_more(self) -> None:
+        if not self.hear():
+            raise OffbeatError("no worker is left that could answer; `offbeat resume` goes on from the checkpoint")
+
+    def solved(self, worker: int, value: tuple[list[Solved], list[str], str, int]) -> None:
+        tiles, notes, self.rung, self.pulled[worker] = value
+        self.deaths = 0
+        for text in notes:
+            if text not in self.notes:
+                self.notes.append(text)
+                warnings.warn(text, stacklevel=2)
+        for solved in tiles:
+            if (part := self.parts.get(solved.key)) is None:
+                continue
+            self.count("rows", [solved.rows or {}])
+            self.count("sums", solved.sums.values())
+            part.done, part.solved = True, solved
+            if not part.answered:
+                part.answered = True
+                self.answers.append(Answer(part.tile.jobs, part, solved.bad))
+            elif not part.needed:
+                self.let_go(part)
+
+    # ---- what commits ask -----------------------------------------------------------------------
+    def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
+        parts = {id(result.updates): result.updates for result in results}
+        local = self.problem.local
+        held: dict[int, Arrays] = {}
+        for place, part in parts.items():
+            if part.given is not None:
+                held[place] = part.given
+            elif part.solved.rows is not None or not set(names) & set(local.sends):
+                held[place] = {**(part.solved.rows or {}), **part.solved.numbers}
+        for place, rows in zip(
+            [place for place in parts if place not in held],
+            self.ask_held("rows", [(part,) for place, part in parts.items() if place not in held]),
+            strict=True,
+        ):
+            held[place] = rows
+        return {
+            name: tensor(np.stack([held[id(r.updates)][name][r.row] for r in results])).to(self.device)
+            for name in names
+        }
+
+    def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
+        """Tile by tile, where the updates are; then joined in the order of tiles."""
+        places: dict[Key, list[int]] = {}
+        for place, result in enumerate(results):
+            places.setdefault(result.updates.tile.key, []).append(place)
+        order = sorted(places)
+        sums: dict[Key, Arrays] = {}
+        lacking = []
+        for key in order:
+            part = self.parts[key]
+            planned = None if part.solved is None else part.solved.sums.get(version)
+            if planned is not None:
+                sums[key] = planned
+                continue
+            rows = [results[place].row for place in places[key]]
+            lacking.append((part, rows, {name: array(each[places[key]]) for name, each in weights.items()}))
+        for (part, *_), found in zip(lacking, self.ask_held("sums", lacking), strict=True):
+            sums[part.tile.key] = found
+        total: Update = {}
+        for name in weights:
+            whole = tensor(sums[order[0]][name]).to(self.device, copy=True)
+            for key in order[1:]:
+                whole += tensor(sums[key][name]).to(self.device)
+            total[name] = whole
+        return total
+
+    def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:
+        """Ask workers for what they hold: of each tile `rows`, or `sums`. A tile that was lost is waited for."""
+        found: dict[int, Arrays] = {}
+        asked: dict[int, int] = {}  # the ticket of each
+
+        def take(places: list[int], values: list[Arrays]) -> None:
+            found.update(zip(places, values, strict=True))
+            self.count(what, values)
+
+        while len(found) < len(wanted):
+            due: dict[int, list[int]] = {}
+            for place, (part, *_) in enumerate(wanted):
+                if place not in found and asked.get(place) not in self.tickets and part.done:
+                    due.setdefault(part.worker, []).append(place)
+            for worker, places in due.items():
+                keys = [wanted[place][0].tile.key for place in places]
+                given = keys if what == "rows" else [(key, *wanted[p][1:]) for key, p in zip(keys, places, strict=True)]
+                asked |= dict.fromkeys(places, self.send(worker, what, partial(take, places), given))
+            self.hear_more()
+        return [found[place] for place in range(len(wanted))]
+
+    def count(self, what: str, values: Iterable[Arrays]) -> None:
+        self.bytes[what] += sum(a.nbytes for value in values for a in value.values())
+
+    def release(self, results: Sequence[Result]) -> None:
+        for result in results:
+            part: Part = result.updates
+            part.needed.discard(result.row)
+            if not part.needed:
+                self.let_go(part)
+
+    def let_go(self, part: Part) -> None:
+        """Its updates can go; where it moved a memory, it must be known until the memory is copied."""
+        if part.worker is not None:
+            self.dropped.setdefault(part.worker, []).append(part.tile.key)
+        if part.home is None or part not in self.log.get(part.home, ()):
+            self.parts.pop(part.tile.key, None)
+
+    def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
+        """All of a wave, with its updates as rows: for those who look at single waves."""
+        self.submit(versions, jobs)
+        rows: dict[JobName, Result] = {}
+        while len(rows) < len(jobs):
+            if (answer := self.collect()) is None:
+                raise OffbeatError("no worker is left that could answer")
+            rows |= {
+                job[:2]: Result(answer.updates, i, job, int(answer.bad[i]), -1) for i, job in enumerate(answer.jobs)
+            }
+        results = [rows[job[:2]] for job in jobs]
+        local = self.problem.local
+        updates = self.vectors(results, (*local.sends, *local.numbers))
+        self.release(results)
+        return Outcome(updates, torch.zeros(len(jobs)), torch.tensor([result.bad for result in results]))
+
+    # ---- workers come and go --------------------------------------------------------------------
+    def recover(self, worker: int, reason: str) -> None:
+        """Have computed again elsewhere what a worker took with it."""
+        self.deaths += 1
+        if self.deaths > DEATHS:
+            raise OffbeatError(
+                f"{self.deaths} workers were lost one after the other without computing anything ({reason}). If they "
+                "ran out of memory, begin the run with a lower memory_gib or fewer workers on a node; `offbeat resume` "
+                "goes on from the checkpoint"
+            )
+        self.notes.append(f"a worker was lost in wave {self.waves}; its jobs were computed again elsewhere")
+        self.tickets = {ticket: each for ticket, each in self.tickets.items() if each[0] != worker}
+        for table in (self.sent, self.dropped):
+            table.pop(worker, None)
+        while not self.crew.workers():
+            self.hear_more()
+        again = [
+            part
+            for part in self.parts.values()
+            if part.worker == worker and part.home is None and (part.needed or not part.answered)
+        ]
+        for part in again:
+            part.worker, part.done = None, False
+        for part in [part for part in again if part.given is not None]:
+            self.hold(part)
+        self.queue.extendleft(reversed([part for part in again if part.given is None]))
+        homes = [home for home, place in self.where.items() if place == worker]
+        workers = self.crew.workers()
+        for home in homes:
+            self.where[home] = workers[home % len(workers)]
+            self.move_in(home)
+            if log := self.log.get(home):
+                self.ask_tiles(self.where[home], list(log))
+            for part in [p for p in self.parts.values() if p.home == home and p.given is not None]:
+                self.hold(part)
+
+    def settle_homes(self) -> None:
+        """Spread the homes evenly over the workers that are there; what moves takes its memory along."""
+        if not self.remembers:
+            return
+        workers = self.crew.workers()
+        if self.where and not set(workers) - set(self.where.values()):
+            return
+        if self.where:
+            self.copy_memory()
+            workers = self.crew.workers()
+        most, load = -(-len(self.clients) // len(workers)), Counter[int]()
+        for home in range(len(self.clients)):
+            place = self.where.get(home)
+            if place not in workers or load[place] >= most:
+                self.where[home] = min(workers, key=lambda worker: load[worker])
+                self.move_in(home)
+            load[self.where[home]] += 1
+
+    def move_in(self, home: int) -> None:
+        assert self.memory is not None
+        clients = self.clients[home]
+        rows = {name: array(t) for name, t in self.memory.read(self.remembers, torch.tensor(clients)).items()}
+        if any(value.any() for value in rows.values()):
+            self.count("memory", [rows])
+            self.send(self.where[home], "remember", lambda _: None, clients, rows)
+
+    def copy_memory(self) -> None:
+        """The driver's copy of what clients remember: that of all whose jobs were computed since the last one."""
+        if self.memory is None:
+            return
+        while self.tickets:
+            self.hear_more()
+        for home, log in list(self.log.items()):
+            clients = sorted({job.client for part in log for job in self.devices(part.tile.jobs)})
+            found: list[Arrays] = []
+            ticket = None
+            while not found:
+                if ticket not in self.tickets:
+                    ticket = self.send(self.where[home], "remembered", found.append, clients)
+                self.hear_more()
+            self.count("memory", found)
+            self.memory.write(torch.tensor(clients), {name: tensor(value) for name, value in found[0].items()})
+        # A tile whose updates are needed yet cannot be computed again from the new copy: the driver takes them too.
+        open_parts = [part for log in self.log.values() for part in log if part.needed]
+        for part, rows in zip(open_parts, self.ask_held("rows", [(part,) for part in open_parts]), strict=True):
+            part.given = rows
+        for part in [part for log in self.log.values() for part in log if not part.needed]:
+            self.parts.pop(part.tile.key, None)
+        self.log.clear()
+        self.copied = self.waves
+
+    def devices(self, jobs: Sequence[Begun]) -> Sequence[Begun]:
+        return jobs if self.blocks is None else self.blocks.rows(jobs)
+
+    # ---- the rest of a solver -------------------------------------------------------------------
+    def fitting(self, ready: int, urgent: int) -> int:
+        return ready
+
+    def has_moved(self, client: int, number: int) -> bool:
+        row = client if self.blocks is None else self.blocks.members[client][0]
+        return bool(len(self.last)) and number <= int(self.last[row])
+
+    def opening(self, model: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        handle = self.crew.share({"model": model})
+        groups = self.clients if self.remembers else [list(range(self.problem.samples.clients))]
+        chunks = [(home, list(own)) for home, all_ in enumerate(groups) for own in pieces(all_, self.tiling["most"])]
+        found: dict[int, np.ndarray] = {}
+        asked: dict[int, int] = {}
+        for turn, (_, clients) in enumerate(chunks):
+            while turn not in found:
+                workers = self.crew.workers()
+                for place in range(turn, min(len(chunks), turn + BATCHES * len(workers))):
+                    if place not in found and asked.get(place) not in self.tickets:
+                        home, own = chunks[place]
+                        worker = self.where[home] if self.remembers else workers[place % len(workers)]
+                        then = partial(found.__setitem__, place)
+                        asked[place] = self.send(worker, "opening", then, handle, own)
+                self.hear_more()
+            gradients = tensor(found.pop(turn))
+            self.bytes["rows"] += gradients.nbytes
+            if self.memory is not None:
+                self.memory.write(torch.tensor(clients), dict.fromkeys(self.remembers, gradients))
+            yield torch.tensor(clients, device=self.device), gradients.to(self.device)
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self.copy_memory()
+        tensors = {} if self.memory is None else self.memory.save() | {"last": self.last}
+        facts = {"waves": self.waves, "limit": self.limit, "rung": self.rung, "notes": self.notes}
+        return tensors, facts | {"record": self.record, "sizes": {}, "tiling": dict(self.tiling)}
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.record = [tuple(change) for change in facts["record"]]
+        self.waves, self.notes = facts["waves"], list(facts["notes"])
+        self.copied = self.waves
+        if facts["rung"] == "one by one":
+            self.rung = facts["rung"]
+        if self.memory is not None:
+            self.memory.restore(tensors)
+            self.last = tensors["last"]
+            for home in self.where:
+                self.move_in(home)
+
+    def places(self, results: Sequence[Result]) -> list[list[int]]:
+        return [[*result.updates.tile.key, result.row] for result in results]
+
+    def adopt(self, results: Sequence[Result], places: list[list[int]] | None) -> None:
+        """Results of before a checkpoint, or of another solver, as tiles that a worker holds."""
+        groups: dict[Key, list[tuple[int, Result]]] = {}
+        for number, result in enumerate(results):
+            wave, tile, row = places[number] if places else (-1, number, 0)
+            groups.setdefault((wave, tile), []).append((row, result))
+        for key, own in groups.items():
+            ordered = [result for _, result in sorted(own, key=lambda pair: pair[0])]
+            names = ordered[0].updates.keys()
+            given = {
+                name: np.concatenate([array(r.updates[name][r.row : r.row + 1]) for r in ordered]) for name in names
+            }
+            jobs = [result.job for result in ordered]
+            home = jobs[0].client % len(self.clients) if self.remembers else None
+            part = Part(Tile(key, jobs, []), home, {}, set(range(len(jobs))), answered=True, given=given)
+            self.parts[key] = part
+            self.hold(part)
+            for row, result in enumerate(ordered):
+                result.updates, result.row = part, row
+
+    def hold(self, part: Part) -> None:
+        workers = self.crew.workers()
+        part.worker = workers[part.tile.key[1] % len(workers)] if part.home is None else self.where[part.home]
+        part.done = True
+        assert part.given is not None
+        self.count("held", [part.given])
+        self.send(part.worker, "hold", lambda _: None, part.tile.key, part.given)
+
+    def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None:
+        """Tiles are rounded as they are, whatever was before them."""
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "engine": self.crew.name,
+            "workers": len(self.crew.workers()),
+            "bytes_moved": self.bytes | {"versions": sum(self.pulled.values())},
+        }
+
+    def close(self) -> None:
+        self.crew.close()
+
+
+def tile_size(jobs: int, tiling: Mapping[str, int]) -> int:
+    """Jobs in a tile of a wave of so many.
+
+    >>> [tile_size(jobs, {"parts": 16, "least": 4, "most": 32}) for jobs in (1, 50, 100, 400, 1000)]
+    [4, 4, 7, 25, 32]
+    """
+    return min(tiling["most"], max(tiling["least"], -(-jobs // tiling["parts"])))
+
+
+def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """In order, as few as can be with at most so many each, and as even as can be.
+
+    >>> pieces(range(10), 4)
+    [range(0, 4), range(4, 7), range(7, 10)]
+    """
+    many = -(-len(things) // size)
+    sizes = [len(things) // many + (i < len(things) % many) for i in range(many)]
+    return [things[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def plans_of(jobs: Sequence[Begun], plans: Sequence[Plan]) -> list[tuple[int, list[int], Arrays]]:
+    """Those of the plans that take some of these jobs, as places and weights of these alone."""
+    rows = {job[:2]: row for row, job in enumerate(jobs)}
+    found = []
+    for plan in plans:
+        places = [place for place, name in enumerate(plan.jobs) if name in rows]
+        if places:
+            weights = {name: array(each[places]) for name, each in plan.weights.items()}
+            found.append((plan.version, [rows[plan.jobs[place]] for place in places], weights))
+    return found

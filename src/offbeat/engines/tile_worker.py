@@ -1,0 +1,218 @@
+"""One of those who compute tiles: a wave solver that keeps the updates it made, and what its clients remember.
+
+Nothing that it computes may depend on what it computed before, or on how many others there are: on a processor a tile
+is computed on one thread, how steps are cut inside follows from the tile alone, and a tile that does not fit into the
+memory is an error and no reason to halve it. So any number of workers of one kind gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.choices import Choice, Mode, Precision
+from offbeat.engines.solver import LocalSolver
+from offbeat.engines.tiles import ALONE, CACHED, MOST
+from offbeat.errors import OffbeatError
+from offbeat.method import State, Update
+from offbeat.numerics import wave as numerics
+from offbeat.numerics.mixing import Blocks
+from offbeat.numerics.wave import Problem
+from offbeat.records import Begun
+
+Key: TypeAlias = tuple[int, int]  # the number of a wave, and of a tile in it
+Arrays: TypeAlias = dict[str, np.ndarray]
+LEAST, GREATEST = 16, 256  # jobs in a tile on a device: fewer leave it idle, more gain little (results/speed-h200.json)
+
+
+class Spec(NamedTuple):
+    """What a worker needs to know of a run."""
+
+    problem: Problem
+    blocks: Blocks | None
+    precision: Precision
+    mode: Mode
+    memory_gib: float | None
+    choice: Choice
+    rows: bool  # the rule commits updates one by one, so they go back as rows
+
+
+class Tile(NamedTuple):
+    """Some jobs of a wave, and for each commit that is known to take some of them: their places and weights."""
+
+    key: Key
+    jobs: list[Begun]
+    plans: list[tuple[int, list[int], Arrays]]
+
+
+class Solved(NamedTuple):
+    """What a tile came to: vectors stay with the worker, unless rows were asked for."""
+
+    key: Key
+    bad: list[int]
+    numbers: Arrays
+    rows: Arrays | None
+    sums: dict[int, Arrays]  # by the version that the commit replaces
+
+
+class TileWorker:
+    """Computes tiles on the device that the problem is on."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, problem = spec, spec.problem
+        self.device = problem.samples.x.device
+        self.memory = Shard(problem, self.device if spec.choice in ("auto", "device") else torch.device("cpu"))
+        self.solver = WholeTiles(
+            problem, spec.blocks, spec.mode, 1, 1, spec.memory_gib, True, spec.choice,
+            self.memory if problem.local.remembers else None,
+        )  # fmt: skip
+        self.solver.advance.seen = Unseen()
+        self.versions: dict[int, State] = {}
+        self.updates: dict[Key, Update] = {}
+        self.received = 0  # bytes of versions
+
+    # ---- what a run asks first ------------------------------------------------------------------
+    def sizes(self) -> dict[str, int]:
+        """The least and the greatest number of jobs in a tile, and in a wave: by rule, from model, batch and device."""
+        work, model = numerics.bytes_per_job(self.spec.problem), self.spec.problem.model
+        largest = max(map(len, self.spec.blocks.members)) if self.spec.blocks else 1
+        least, most = LEAST, GREATEST
+        if self.device.type == "cpu":
+            least, most = ALONE // work, min(MOST // work, CACHED // (model.dimension * model.dtype.itemsize))
+        limit = self.solver.limit
+        most = max(1, min(most // largest, limit))
+        return {"least": max(1, min(least // largest, most)), "most": most, "limit": limit}
+
+    def fetch(self, handle: Any) -> Mapping[str, Any]:
+        """A version from what stands for it."""
+        return handle  # type: ignore[no-any-return]
+
+    # ---- tiles ----------------------------------------------------------------------------------
+    def solve(
+        self, tiles: Sequence[Tile], versions: Mapping[int, Any], gone: Sequence[int], dropped: Sequence[Key]
+    ) -> tuple[list[Solved], list[str], str, int]:
+        """The tiles, the notes and the rung of the solver, and the bytes of versions received. `versions` are those
+        that were not sent before; the `gone` and the `dropped` will not be asked for again."""
+        for version in gone:
+            self.versions.pop(version, None)
+        for key in dropped:
+            self.updates.pop(key, None)
+        for version, handle in versions.items():
+            state = {name: tensor(value).to(self.device) for name, value in self.fetch(handle).items()}
+            self.received += sum(t.nbytes for t in state.values())
+            self.versions[version] = state
+        with one_thread(self.device), torch.no_grad():
+            solved = [self.solve_one(tile) for tile in tiles]
+        return solved, self.solver.notes, self.solver.rung, self.received
+
+    def solve_one(self, tile: Tile) -> Solved:
+        local, blocks = self.spec.problem.local, self.spec.blocks
+        outcome = self.solver.solve(self.versions, tile.jobs)
+        updates = outcome.updates if blocks is None else blocks.reported(outcome.updates, tile.jobs)
+        self.updates[tile.key] = {name: updates[name] for name in (*local.sends, *local.numbers)}
+        sums = {version: self.sum(tile.key, rows, weights) for version, rows, weights in tile.plans}
+        rows = {name: array(updates[name]) for name in local.sends} if self.spec.rows else None
+        numbers = {name: array(updates[name]) for name in local.numbers}
+        return Solved(tile.key, outcome.bad.tolist(), numbers, rows, sums)
+
+    def sum(self, key: Key, rows: Sequence[int], weights: Arrays) -> Arrays:
+        held, index = self.updates[key], torch.tensor(rows, device=self.device)
+        return {
+            name: array(tensor(each).to(self.device) @ held[name].index_select(0, index))
+            for name, each in weights.items()
+        }
+
+    def sums(self, wanted: Sequence[tuple[Key, Sequence[int], Arrays]]) -> list[Arrays]:
+        """Of each of these tiles the weighted sum of some rows."""
+        with one_thread(self.device), torch.no_grad():
+            return [self.sum(*each) for each in wanted]
+
+    def rows(self, wanted: Sequence[Key]) -> list[Arrays]:
+        """All rows of these tiles."""
+        return [{name: array(t) for name, t in self.updates[key].items()} for key in wanted]
+
+    def hold(self, key: Key, rows: Arrays) -> None:
+        """Updates that were computed before."""
+        self.updates[key] = {name: tensor(value).to(self.device) for name, value in rows.items()}
+
+    # ---- what clients remember ------------------------------------------------------------------
+    def remembered(self, clients: Sequence[int]) -> Arrays:
+        names = self.spec.problem.local.remembers
+        return {name: array(t) for name, t in self.memory.read(names, torch.tensor(clients)).items()}
+
+    def remember(self, clients: Sequence[int], rows: Arrays) -> None:
+        self.memory.write(torch.tensor(clients), {name: tensor(value) for name, value in rows.items()})
+
+    def opening(self, model: Any, clients: Sequence[int]) -> np.ndarray:
+        """The gradients of these clients over their shards; what they remember starts there."""
+        flat = tensor(self.fetch(model)["model"]).to(self.device)
+        who = torch.tensor(clients, device=self.device)
+        with one_thread(self.device), torch.no_grad():
+            gradients = numerics.full_gradients(self.spec.problem, flat.expand(len(who), -1), who)
+        self.memory.write(who.cpu(), dict.fromkeys(self.spec.problem.local.remembers, gradients))
+        return array(gradients)
+
+
+class WholeTiles(LocalSolver):
+    """A solver that never cuts a tile because the memory ran out."""
+
+    def halve(self, jobs: int) -> None:
+        raise OffbeatError(
+            f"a tile of {jobs} jobs does not fit into the memory of {self.device}; begin the run with a lower "
+            "memory_gib, which makes smaller tiles"
+        )
+
+
+class Unseen(Counter[Any]):
+    """Counts nothing: how steps are cut and padded must not depend on what a worker computed before."""
+
+    def __setitem__(self, key: Any, value: int) -> None:
+        pass
+
+
+class Shard:
+    """What some clients remember, a row each, as far as it was ever written; else zeros."""
+
+    def __init__(self, problem: Problem, place: torch.device) -> None:
+        self.device, self.place = problem.samples.x.device, place
+        self.zeros = torch.zeros(problem.model.dimension, dtype=problem.model.dtype, device=place)
+        self.held: dict[str, dict[int, Tensor]] = {name: {} for name in problem.local.remembers}
+
+    def read(self, names: Sequence[str], clients: Tensor) -> State:
+        who: list[int] = clients.tolist()
+        return {
+            name: torch.stack([self.held[name].get(client, self.zeros) for client in who]).to(self.device)
+            for name in names
+        }
+
+    def write(self, clients: Tensor, rows: State) -> None:
+        for name, new in rows.items():
+            kept = new.to(self.place)
+            for client, row in zip(clients.tolist(), kept.unbind(), strict=True):
+                self.held[name][client] = row.clone()
+
+
+def array(t: Tensor) -> np.ndarray:
+    return t.detach().cpu().numpy()
+
+
+def tensor(value: Any) -> Tensor:
+    """A tensor of its own: arrays that came from elsewhere cannot be written."""
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,448 @@
+"""A client: joins a server, computes what it is given, and comes back by itself when it is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpc import aio
+
+from offbeat import __version__
+from offbeat.errors import Interrupted, OffbeatError
+from offbeat.live import transport
+from offbeat.live.jobs import Shard, Worker, read_shard, shard_of
+from offbeat.live.outlet import Arriving, Outlet
+from offbeat.live.wire import (
+    PROTOCOL,
+    TRANSFER_BYTES,
+    Accepted,
+    Began,
+    Chunk,
+    Done,
+    Drop,
+    End,
+    Fetch,
+    Hello,
+    Leave,
+    Offer,
+    Order,
+    Over,
+    Ping,
+    Pong,
+    Prime,
+    Primed,
+    Ready,
+    Refused,
+    Rejected,
+    Replaced,
+    Update,
+    Void,
+    Welcome,
+    WireError,
+    decode,
+    encode,
+)
+from offbeat.records import Begun
+
+log = logging.getLogger("offbeat.join")
+FIRST, LONGEST = 0.2, 15.0  # seconds between two attempts to connect: at first, and at most
+ANSWER = 20.0  # seconds that a server has to answer a first word
+
+
+class Work(NamedTuple):
+    """What lies in the receive buffer."""
+
+    version: int
+    steps: int
+    packet: bytearray
+    since: float
+
+
+class Client:
+    """One client, over as many connections as it takes."""
+
+    def __init__(
+        self, address: str, data: str | Shard | None, keys: transport.Keys | None = None, client: int = -1,
+        device: str = "auto", state: Path | None = None, code: tuple[str, ...] = (), local_steps: int | None = None,
+        step_seconds: float = 0.0, patience: float = 600.0,
+    ) -> None:  # fmt: skip
+        transport.require_address(address, keys)
+        self.address, self.keys, self.claimed = address, keys, client if keys is None else -1
+        self.shard = read_shard(data) if isinstance(data, str) else data
+        self.device, self.state, self.code = device, state, frozenset(code)
+        self.local_steps, self.step_seconds, self.patience = local_steps, step_seconds, patience
+        self.worker: Worker | None = None
+        self.run_id, self.epoch, self.client, self.number = "", 0, -1, 0
+        self.holds = self.overlaps = False
+        self.inbox: Work | None = None
+        self.seen = self.delivered = -1  # versions: trained from, and known to the server
+        self.current: Begun | None = None
+        self.epochs: dict[int, int] = {}
+        self.outbox: tuple[Begun, bytes] | None = None  # the send buffer, where there is one
+        self.asked = False
+        self.unheard: dict[int, tuple[Begun, bytes]] = {}  # sent, and not answered yet
+        self.known = -1  # the last finished job that the server has on record, as far as it said
+        self.outlet: Outlet | None = None
+        self.changed = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.over: str | None = None
+        self.refused: str | None = None
+        self.rng = random.Random()  # of its own: draws of jobs are watched
+        self.lag = 0.0
+        self.heartbeat = self.lease = 5.0
+        self.counts = {"jobs": 0, "accepted": 0, "rejected": 0, "connections": 0, "bytes_up": 0, "bytes_down": 0}
+
+    # ---- life -----------------------------------------------------------------------------------
+    async def run(self) -> dict[str, Any]:
+        """Until the run is over, the server refuses for good, somebody stops this client, or patience ends."""
+        working = asyncio.create_task(self.work())
+        contact, delay = time.monotonic(), FIRST
+        try:
+            while self.over is None and self.refused is None and not self.stopped.is_set():
+                before = self.counts["connections"]
+                reason = await self.connect(working)
+                if working.done() and working.exception() is not None:
+                    raise working.exception()  # type: ignore[misc]
+                if self.counts["connections"] > before:
+                    contact, delay = time.monotonic(), FIRST
+                if self.over is not None or self.refused is not None or self.stopped.is_set():
+                    break
+                if time.monotonic() - contact > self.patience:
+                    raise OffbeatError(
+                        f"{self.address} was not there for {self.patience:.0f} s ({reason}); is the server running, "
+                        "and does it know this client's certificate?"
+                    )
+                log.info("cut off", extra={"facts": {"reason": reason, "again_in": delay}})
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.stopped.wait(), delay * self.rng.uniform(0.5, 1.0))
+                delay = min(LONGEST, 2 * delay)
+        finally:
+            working.cancel()
+        if self.refused is not None:
+            raise OffbeatError(f"{self.address} refuses: {self.refused}")
+        if self.over is None:
+            raise Interrupted("stopped; the server was told, and gives the job to others")
+        return {"ended": self.over, "client": self.client, "run": self.run_id, **self.counts}
+
+    async def connect(self, working: asyncio.Task[None]) -> str:
+        """One connection, from the first word to its end; the reason of the end."""
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            async with transport.dial(self.address, self.keys) as channel:
+                stream = transport.call(channel)
+                await stream.write(encode(Hello(PROTOCOL, __version__, self.claimed)))
+                first = await asyncio.wait_for(self.read(stream), ANSWER)
+                if not isinstance(first, Welcome):
+                    return self.hear_refusal(first)
+                await self.enter(first)
+                self.outlet = Outlet(stream.write)
+                self.counts["connections"] += 1
+                self.resume()
+                tasks = [asyncio.create_task(part) for part in (self.outlet.run(), self.listen(stream), self.beat())]
+                tasks.append(asyncio.create_task(self.stopped.wait(), name="stopped"))
+                done, _ = await asyncio.wait([*tasks, working], return_when=asyncio.FIRST_COMPLETED)
+                if self.stopped.is_set() and self.over is None:
+                    self.outlet.say(Leave("stopped"))
+                    self.outlet.end()
+                    await asyncio.wait((tasks[0],), timeout=2.0)
+                    await stream.done_writing()
+                    await asyncio.sleep(0.1)
+                failures = [task.exception() for task in done if not task.cancelled() and task.exception() is not None]
+                return str(failures[0]) if failures else "the connection ended"
+        except aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except (WireError, asyncio.TimeoutError, OSError, aio.UsageError, asyncio.InvalidStateError) as error:
+            return str(error) or type(error).__name__
+        finally:
+            if self.outlet is not None:
+                self.counts["bytes_up"] += self.outlet.bytes
+            self.outlet = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def read(self, stream: Any) -> Any:
+        frame = await stream.read()
+        if transport.ended(frame):
+            raise WireError("the server ended the connection")
+        self.counts["bytes_down"] += len(frame)
+        return decode(frame)
+
+    def hear_refusal(self, record: Any) -> str:
+        if isinstance(record, Over):
+            self.over = record.reason
+        if isinstance(record, Refused):
+            self.refused = record.reason if record.final else None
+            return record.reason
+        return f"the server began with {type(record).__name__}"
+
+    # ---- coming in ------------------------------------------------------------------------------
+    async def enter(self, welcome: Welcome) -> None:
+        if self.worker is None or welcome.run != self.run_id:
+            self.forget()
+            try:
+                self.worker = await asyncio.to_thread(
+                    Worker, welcome.client, welcome.clients, welcome.config, welcome.facts, self.shard, self.device,
+                    self.code, self.local_steps, self.state,
+                )  # fmt: skip
+            except OffbeatError as error:
+                self.refused = None
+                raise ClientCannot(str(error)) from None
+            if self.worker.digest != welcome.model:
+                raise ClientCannot(
+                    "the model here differs from the server's: its parameters have other names, shapes or types"
+                )
+            self.run_id, self.client = welcome.run, welcome.client
+            self.holds, self.overlaps = self.worker.method.when.holds, self.worker.method.when.overlaps
+            if self.worker.recall(welcome.run) and (kept := self.worker.kept) is not None:
+                if self.holds:
+                    self.outbox = kept
+                else:
+                    self.unheard[kept[0].job] = kept
+        self.heartbeat, self.lease = welcome.heartbeat, welcome.lease
+        for job in self.held():
+            if job[0] not in welcome.held:
+                self.epochs[job[0]] = welcome.epoch
+        self.epoch = welcome.epoch
+        self.know(welcome.finished)
+        if not self.held():
+            self.number = welcome.number
+
+    def forget(self) -> None:
+        """Another run: nothing of the old one counts."""
+        self.inbox = self.current = self.outbox = None
+        self.seen = self.delivered = self.known = -1
+        self.asked = False
+        self.unheard.clear()
+        self.epochs.clear()
+
+    def know(self, finished: int) -> None:
+        """What the server has as the last finished job; while one is computed, its end looks at it."""
+        self.known = finished
+        if self.worker is not None and self.current is None:
+            done = [begun.job for begun, _ in (*self.unheard.values(), *filter(None, (self.outbox,)))]
+            self.worker.settle(max([finished, *done]))
+
+    def held(self) -> list[list[Any]]:
+        jobs = [[*begun[1:], True] for begun, _ in (*self.unheard.values(), *filter(None, (self.outbox,)))]
+        return jobs + ([] if self.current is None else [[*self.current[1:], False]])
+
+    def resume(self) -> None:
+        """Say what is in hand, and send again what was not answered."""
+        assert self.worker is not None
+        shard, worker = self.worker.shard, self.worker
+        self.inbox, self.asked = None, False
+        self.say(Ready(worker.digest, len(shard.x), shard.digest, self.held(), worker.last, ""))
+        for begun, packet in list(self.unheard.values()):
+            self.send(begun, packet)
+        self.changed.set()
+
+    def say(self, record: Any) -> None:
+        """Nothing is lost where nobody listens: `resume` says it all again."""
+        if self.outlet is not None:
+            self.outlet.say(record)
+
+    # ---- listening ------------------------------------------------------------------------------
+    async def listen(self, stream: Any) -> None:
+        arriving: Arriving | None = None
+        while True:
+            record = await asyncio.wait_for(self.read(stream), max(self.lease, 2 * self.heartbeat))
+            if isinstance(record, Chunk | End):
+                if arriving is not None and isinstance(record, Chunk):
+                    arriving.add(record)
+                elif arriving is not None and isinstance(record, End):
+                    if problem := arriving.incoming.problem(record):
+                        raise WireError(f"a model: {problem}")
+                    await self.take(arriving)
+                    arriving = None
+            elif isinstance(record, Order | Offer | Prime):
+                arriving = Arriving(record, TRANSFER_BYTES)
+            elif isinstance(record, Drop):
+                arriving = None
+                self.drop(record)
+            elif self.hear(record):
+                return
+
+    async def take(self, arriving: Arriving) -> None:
+        """A model is there."""
+        opening, packet = arriving.opening, arriving.buffer
+        assert self.worker is not None
+        if len(packet) != self.worker.down.size:
+            raise WireError(f"a model of {len(packet):,} bytes; this one has {self.worker.down.size:,}")
+        if isinstance(opening, Prime):
+            gradient = await asyncio.to_thread(self.worker.prime, packet)
+            if self.outlet is not None:
+                self.outlet.send(Primed(self.run_id, len(gradient)), gradient)
+        elif isinstance(opening, Order) or opening.version > self.seen:
+            self.inbox = Work(opening.version, opening.steps, packet, time.monotonic())
+            self.changed.set()
+
+    def hear(self, record: Any) -> bool:
+        """Whether that was the last word."""
+        if isinstance(record, Fetch):
+            self.fetch()
+        elif isinstance(record, Void):
+            self.void(record)
+        elif isinstance(record, Accepted):
+            if (sent := self.unheard.pop(record.job, None)) is not None:
+                self.delivered = max(self.delivered, sent[0].version)
+                self.counts["accepted"] += 1
+            self.epochs.pop(record.job, None)
+            self.changed.set()
+        elif isinstance(record, Rejected):
+            self.reject(record)
+        elif isinstance(record, Pong):
+            self.lag = max(1e-6, time.monotonic() - self.pinged)
+        elif isinstance(record, Over):
+            self.over = record.reason
+            return True
+        elif isinstance(record, Refused):
+            self.refused = record.reason if record.final else None
+            return True
+        return False
+
+    def fetch(self) -> None:
+        """The send buffer goes out now, or, where it waits for what is being made, as soon as that is there."""
+        self.asked = True
+        if self.outbox is not None and (self.overlaps or self.current is None):
+            (begun, packet), self.outbox = self.outbox, None
+            self.send(begun, packet)
+
+    def drop(self, record: Drop) -> None:
+        self.current = self.outbox = self.inbox = None
+        self.asked = False
+        self.unheard.clear()
+        self.epochs.clear()
+        self.seen, self.number = self.delivered, record.number
+        if self.outlet is not None:
+            self.outlet.abort()
+        self.know(record.finished)
+        self.changed.set()
+
+    def void(self, record: Void) -> None:
+        """A job that was begun on something that no longer holds."""
+        jobs = {begun.job: begun for begun in (self.current, self.outbox and self.outbox[0]) if begun is not None}
+        jobs |= {job: begun for job, (begun, _) in self.unheard.items()}
+        if record.job in jobs and jobs[record.job].version == record.version:
+            if self.current is not None and self.current.job == record.job:
+                self.current = None
+            if self.outbox is not None and self.outbox[0].job == record.job:
+                self.outbox = None
+            self.unheard.pop(record.job, None)
+            self.epochs.pop(record.job, None)
+            self.seen = self.delivered
+            if not self.held():
+                self.number = record.number
+            self.know(record.finished)
+        self.changed.set()
+
+    def reject(self, record: Rejected) -> None:
+        self.counts["rejected"] += 1
+        log.warning("update refused", extra={"facts": record._asdict()})
+        if not record.again:
+            self.unheard.pop(record.job, None)
+            self.epochs.pop(record.job, None)
+            self.changed.set()
+        elif record.job in self.unheard:
+            asyncio.get_running_loop().call_later(self.rng.uniform(1.0, 3.0), self.send_again, record.job)
+
+    def send_again(self, job: int) -> None:
+        if job in self.unheard:
+            self.send(*self.unheard[job])
+
+    async def beat(self) -> None:
+        for number in range(1 << 62):
+            self.pinged = time.monotonic()
+            self.say(Ping(number, self.lag, [job[0] for job in self.held()]))
+            await asyncio.sleep(self.heartbeat)
+
+    pinged = 0.0
+
+    # ---- working --------------------------------------------------------------------------------
+    async def until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def dropped(self, begun: Begun) -> None:
+        await self.until(lambda: self.current is not begun)
+
+    async def work(self) -> None:
+        """One job after the other, whether the server is there or not."""
+        while True:
+            await self.until(lambda: self.inbox is not None and (self.overlaps or not self.unheard))
+            assert self.inbox is not None
+            assert self.worker is not None
+            worker, (version, steps, packet, since), self.inbox = self.worker, self.inbox, None
+            begun = Begun(self.client, self.number, version, steps or worker.steps(self.number))
+            self.number += 1
+            self.current, self.seen = begun, version
+            self.epochs[begun.job] = self.epoch
+            began = time.monotonic()
+            self.say(Began(*begun[1:], began - since))
+            update = await asyncio.to_thread(worker.compute, begun, packet)
+            rest = began + self.step_seconds * begun.steps - time.monotonic()
+            if rest > 0 and self.current is begun:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.dropped(begun), rest)
+            self.counts["jobs"] += 1
+            if self.current is not begun:  # it was dropped in between
+                worker.settle(self.known)
+                continue
+            self.current = None
+            self.say(Done(begun.job))
+            self.finish(begun, update)
+
+    def finish(self, begun: Begun, update: bytes) -> None:
+        if self.holds:
+            before, self.outbox = self.outbox, (begun, update)
+            if before is not None:
+                self.epochs.pop(before[0].job, None)
+                self.say(Replaced(before[0].job))
+            if not self.asked:
+                return
+            self.outbox = None
+        self.send(begun, update)
+
+    def send(self, begun: Begun, update: bytes) -> None:
+        self.asked = False
+        self.unheard[begun.job] = (begun, update)
+        if self.outlet is not None:
+            epoch = self.epochs.get(begun.job, self.epoch)
+            self.outlet.send(Update(self.run_id, epoch, *begun[1:], len(update)), update)
+
+
+class ClientCannot(OffbeatError):
+    """This client cannot run the server's experiment."""
+
+
+async def joined(client: Client) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread
+            loop.add_signal_handler(number, client.stopped.set)
+    return await client.run()
+
+
+def join(
+    address: str, data: Any, keys: str | Path | None = None, name: str | None = None, client: int = -1, **options: Any
+) -> dict[str, Any]:
+    """Take part in the run of the server at `address` until it is over; what this client did.
+
+    `data` is what `--data` takes, `(x, y)`, or a `Task` of one's own whose first shard it is. `keys` is the folder with
+    this client's certificate `name`; without one, on a loopback alone, `client` is its number.
+    """
+    shown = transport.Keys(Path(keys), name or "") if keys is not None else None
+    shard = data if isinstance(data, str) else shard_of("data", data)
+
+    async def main() -> dict[str, Any]:
+        return await joined(Client(address, shard, shown, client, **options))
+
+    return asyncio.run(main())

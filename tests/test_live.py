@@ -1,0 +1,97 @@
+"""Live runs with real processes on a loopback: the same method file, killed at any moment, replayed event for event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live_world import World, digits, world
+from offbeat import replay, resume
+from offbeat.errors import OffbeatError
+from offbeat.live.verify import verify
+
+SGD = {"local_steps": 3, "client_lr": 0.1}
+STEPS = {"name": "equal", "local_steps": [2, 5, 3]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "rounds": digits({"name": "local-sgd", "n": 2, **SGD}),
+    "over-selection and deadline": digits({"name": "local-sgd", "n": 2, "over_selection": 1.5, "deadline": 2.0, **SGD}),
+    "fedbuff": digits({"name": "fedbuff", "buffer_size": 2, "beta": 0.2, "stages": "int8", **SGD}),
+    "fedbuff by its own steps": digits({"name": "fedbuff", "buffer_size": 2, "client_lr": 0.1}, fleet=STEPS),
+    "fedasync": digits({"name": "fedasync", **SGD}),
+    "asysg": digits({"name": "asysg", "n": 2, "stages": "bfloat16"}),
+    "dlsgd-homo": digits({"name": "dlsgd-homo", "n": 2, **SGD}),
+    "dlsgd-hetero": digits({"name": "dlsgd-hetero", "n": 2, **SGD}),
+    "dlsgd-hetero in turn": digits({"name": "dlsgd-hetero", "n": 2, "overlap": False, **SGD}),
+    "fedagrac": digits({"name": "fedagrac", "client_lr": 0.1}, fleet=STEPS),
+    "fedagrac, sampled": digits({"name": "fedagrac", "n": 2, "client_lr": 0.1, "stages": "float16"}, fleet=STEPS),
+    "scaffold": digits({"name": "scaffold", "n": 2, **SGD}),
+    "scaffold, option I": digits({"name": "scaffold", "option": "I", "start": "gradients", **SGD}),
+    "fednova": digits({"name": "fednova", "client_lr": 0.1}, fleet=STEPS),
+    "fedlin": digits({"name": "fedlin", "client_lr": 0.1}, fleet=STEPS),
+}
+SHORT = ("fedbuff", "fedagrac, sampled")
+
+
+def require_same(live: World, commits: int) -> None:
+    """The run ended where it should, and the simulator says the same of every event and of the model."""
+    result = live.result()
+    assert "ok" in result, (result, live.errors())
+    assert result["ok"]["commits"] == commits
+    found = verify(live.out)
+    assert found.within, str(found)
+    assert found.commits == commits
+    assert found.model is not None, str(found)
+    print(found)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.soak) for name in FAMILIES]
+)
+def test_a_live_run_replays_event_for_event(name: str, tmp_path: Path) -> None:
+    with world(tmp_path, FAMILIES[name]) as live:
+        live.serve()
+        live.join_all()
+        require_same(live, 6)
+        for client in range(3):
+            assert live.result(f"client-{client}")["ok"]["ended"] == "commits 6 >= 6"
+        for act in (resume, replay):
+            with pytest.raises(OffbeatError, match="holds a live run"):
+                act(live.out)
+
+
+def test_killed_servers_and_clients_come_back(tmp_path: Path) -> None:
+    """SCAFFOLD: what clients remember must survive too, or the model would not be the simulator's."""
+    table = digits({"name": "scaffold", "n": 2, **SGD}, until={"commits": 14})
+    with world(tmp_path, table) as live:
+        live.serve()
+        live.join_all(step_seconds=0.05)
+        for at in (2, 5, 8):
+            live.until(lambda at=at: live.commits() >= at, f"for commit {at}")
+            live.kill(live.server)
+            if at == 5:
+                live.kill(live.clients[1])
+                live.join(1, step_seconds=0.05)
+            live.serve()
+        live.until(lambda: live.commits() >= 10)
+        live.kill(live.clients[2])
+        live.join(2, step_seconds=0.05)
+        second = World(tmp_path, table, address="127.0.0.1:0")
+        second.serve()
+        assert "is in use by process" in second.result()["error"]
+        require_same(live, 14)
+        assert live.result()["ok"]["live"]["epochs"] == 4
+        assert not (live.out / "journal.sqlite3").exists()
+
+
+def test_a_server_that_is_asked_to_stop_goes_on_later(tmp_path: Path) -> None:
+    table = digits({"name": "dlsgd-hetero", "n": 2, **SGD}, until={"commits": 8})
+    with world(tmp_path, table, plain=True) as live:
+        live.serve()
+        live.join_all(step_seconds=0.02)
+        live.until(lambda: live.commits() >= 2)
+        live.server.terminate()
+        assert live.result()["kind"] == "Interrupted"
+        live.serve()
+        require_same(live, 8)

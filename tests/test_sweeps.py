@@ -1,0 +1,113 @@
+"""Sweeps: comparisons that go on where they broke off, and runs side by side on workers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import digest
+from offbeat import Experiment, comparison, resume
+from offbeat.comparison import compare
+from offbeat.errors import OffbeatError
+from offbeat.papers import RECIPES
+from offbeat.papers.ledger import Ledger
+from offbeat.papers.recipe import Settings
+from offbeat.papers.runner import resume as fill
+
+PLAIN = Experiment(method={"name": "fedbuff", "local_steps": 2}, task={"name": "digits", "clients": 8}, device="cpu",
+                   until={"commits": 6})  # fmt: skip
+PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2})}
+
+
+class Stopped(BaseException):
+    """Ends a sweep between two runs."""
+
+
+def test_a_comparison_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compare(PAIR, (0, 1), tmp_path / "whole")
+    plain, runs = comparison.run, list[Any]()
+
+    def counted(experiment: Experiment, *others: Any, **named: Any) -> Any:
+        if len(runs) == 2:
+            raise Stopped
+        runs.append(experiment)
+        return plain(experiment, *others, **named)
+
+    monkeypatch.setattr(comparison, "run", counted)
+    with pytest.raises(Stopped):
+        compare(PAIR, (0, 1), tmp_path / "cut")
+    runs.clear()
+    rest = compare(PAIR, (0, 1), tmp_path / "cut", resumed=True)
+    assert [(e.method["name"], e.seed) for e in runs] == [("local-sgd", 0), ("local-sgd", 1)]
+    assert rest.rows() == whole.rows()
+    for label, outcomes in whole.outcomes.items():
+        assert [digest(o.model) for o in outcomes] == [digest(o.model) for o in rest.outcomes[label]]
+
+
+def test_a_comparison_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
+    compare({"fedbuff": PLAIN}, (0,), tmp_path)
+    other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3})
+    with pytest.raises(OffbeatError, match="holds a run with another config; give --overwrite"):
+        compare({"fedbuff": other}, (0,), tmp_path, resumed=True)
+
+
+@pytest.fixture(scope="module")
+def started() -> Any:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from offbeat.engines.ray_crew import connect, quietly
+
+    connect(None, 2)
+    yield
+    import ray
+
+    with quietly():
+        ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_any_number_of_workers_gives_the_same_comparison(started: None, tmp_path: Path) -> None:
+    one = compare(PAIR, (0, 1), tmp_path / "one", workers=1)
+    two = compare(PAIR, (0, 1), tmp_path / "two", workers=2)
+    for label, outcomes in one.outcomes.items():
+        assert [o.seed for o in outcomes] == [0, 1]
+        assert [digest(o.model) for o in outcomes] == [digest(o.model) for o in two.outcomes[label]]
+    again = compare(PAIR, (0, 1, 2), tmp_path / "two", workers=2, resumed=True)
+    assert [len(outcomes) for outcomes in again.outcomes.values()] == [3, 3]
+    assert torch.equal(*(next(iter(c.outcomes["fedbuff"][0].model.values())) for c in (two, again)))
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) -> None:
+    from offbeat.spread import Call, spread
+
+    calls = [Call("dies once", dies_once, (tmp_path / "dead",)), Call("lives", len, ([1, 2],))]
+    assert dict(spread(calls, 2)) == {0: "again", 1: 2}
+    with pytest.raises(OffbeatError, match="its worker died 3 times"):
+        list(spread([Call("dies", os._exit, (1,))], 1))
+    with pytest.raises(OffbeatError, match="there is no run in"):
+        list(spread([Call("bad", resume, (tmp_path,))], 1))
+
+
+def dies_once(mark: Path) -> str:
+    if mark.exists():
+        return "again"
+    mark.touch()
+    os._exit(1)
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_cells_of_a_paper_are_spread_and_kept(started: None, tmp_path: Path) -> None:
+    recipe = RECIPES["dlsgd-table2"]
+    settings = Settings(scale="smoke", device="cpu", out=tmp_path / "out", workers=2, only=("dlsgd-hetero",))
+    kept, said = Ledger(tmp_path / "kept"), list[str]()
+    done = fill([recipe], kept, settings, 3.0, said.append)
+    assert done > 0
+    assert fill([recipe], Ledger(tmp_path / "kept"), settings, 3.0, said.append) == 0

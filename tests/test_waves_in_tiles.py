@@ -1,0 +1,93 @@
+"""Waves in tiles, in this process: the same laws on bits as for whole waves, and from one engine to the other."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import METHODS, digest, drawn, keeps_the_law
+from offbeat import Experiment, replay, resume, run
+from offbeat.assemble import build
+from offbeat.engines.tile_solver import TileSolver, pieces, tile_size
+from offbeat.records import Begun
+
+SEVERAL = ("fedbuff", "scaffold", "fednova", "async-hl-sgd")
+
+
+def trace(path: Path) -> bytes:
+    return (path / "trace.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
+def test_tiles_agree_with_whole_waves(number: int) -> None:
+    experiment = replace(drawn(number), checkpoint_seconds=60.0, until={"commits": 4})
+    whole, tiles = run(experiment), run(replace(experiment, engine="tiles"))
+    tolerance = 1e-12 if experiment.precision == "float64" else 1e-5
+    for name, value in whole.model.items():
+        assert torch.allclose(tiles.model[name], value, rtol=tolerance, atol=tolerance), name
+    assert tiles.jobs_computed == whole.jobs_computed
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_runs_in_tiles_keep_the_law_on_bits(name: str, tmp_path: Path) -> None:
+    number = sorted(METHODS).index(name)
+    keeps_the_law(replace(drawn(number), engine="tiles"), tmp_path, number)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "scaffold"])
+def test_a_run_goes_from_engine_to_engine(name: str, tmp_path: Path) -> None:
+    """Begun with whole waves, gone on with in tiles, finished by the first: its trace is that of a straight run, its
+    model near, and its replay has its bits. Begun in tiles and finished by the other: the bits of tiles throughout."""
+    number = sorted(METHODS).index(name)
+    whole = replace(drawn(number), until={"commits": 9}, checkpoint_seconds=60.0)
+    own: dict[str, Any] = {"task": whole.task}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        straight, tiled = run(whole, tmp_path / "whole"), run(replace(whole, engine="tiles"), tmp_path / "tiles")
+        run(replace(whole, until={"commits": 3}), tmp_path / "mixed")
+        resume(tmp_path / "mixed", until={"commits": 6}, engine="tiles", **own)
+        mixed = resume(tmp_path / "mixed", until={"commits": 9}, engine="local", **own)
+        again = replay(tmp_path / "mixed", **own)
+        run(replace(whole, until={"commits": 4}, engine="tiles"), tmp_path / "other")
+        other = resume(tmp_path / "other", until={"commits": 9}, engine="local", **own)
+    assert digest(mixed.model) == digest(again.model)
+    assert digest(other.model) == digest(tiled.model)
+    assert (
+        trace(tmp_path / "mixed") == trace(tmp_path / "other") == trace(tmp_path / "tiles") == trace(tmp_path / "whole")
+    )
+    for key, value in straight.model.items():
+        assert torch.allclose(mixed.model[key], value, rtol=1e-5, atol=1e-5)
+
+
+def test_the_rule_of_tiles_knows_jobs_and_sizes_alone() -> None:
+    built = build(Experiment(method="fedbuff", device="cpu", engine="tiles"))
+    solver = built.engine().solver
+    assert isinstance(solver, TileSolver)
+    solver.tiling |= {"least": 2, "most": 8}
+    jobs = [Begun(client, 0, 0, 5) for client in range(100)]
+    tiles = solver.cut(jobs)
+    assert [job for _, own in tiles for job in own] == jobs
+    assert [len(own) for _, own in tiles] == [len(piece) for piece in pieces(jobs, tile_size(100, solver.tiling))]
+    remembering = build(Experiment(method="scaffold", device="cpu", engine="tiles")).engine().solver
+    homes = {job.client: home for home, own in remembering.cut(jobs) for job in own}
+    assert len(homes) == 100
+    assert len(set(homes.values())) == 16
+    assert homes == {job.client: home for home, own in remembering.cut(jobs[::-1]) for job in own}
+
+
+def test_sums_move_fewer_bytes_than_rows() -> None:
+    """Of a commit of 48 updates in tiles one sum for each tile goes back; FedAsync's rule needs every row."""
+    task = {"name": "digits", "clients": 48}
+    common: dict[str, Any] = {"task": task, "device": "cpu", "engine": "tiles", "until": {"commits": 3}}
+    rounds = run(Experiment(method={"name": "local-sgd", "n": 48, "local_steps": 2}, **common))
+    numbers = sum(value.numel() for value in rounds.model.values())
+    assert rounds.bytes_moved["rows"] == 0
+    assert 0 < rounds.bytes_moved["sums"] <= 3 * 16 * 4 * numbers < 3 * 48 * 4 * numbers
+    rows = run(Experiment(method={"name": "fedasync", "local_steps": 2}, **common))
+    assert rows.bytes_moved["sums"] == 0
+    assert 3 * 4 * numbers <= rows.bytes_moved["rows"] <= 4 * numbers * rows.jobs_computed
