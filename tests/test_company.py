@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from offbeat import METHODS, Experiment, run
 from offbeat.assemble import build, build_method
@@ -52,7 +51,7 @@ def test_rates_by_version_and_by_step_and_own_server_rates():
 
 
 def test_one_that_breaks_leaves_and_the_others_go_on():
-    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 1e200, 0.2)]
+    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 1e308, 0.2)]
     found = run_together([build(t) for t in trials])
     assert found[1].failed is not None
     assert "not finite" in found[1].failed
@@ -66,4 +65,3 @@ def test_those_that_are_cut_off_stop_there():
     assert found[1].cut
     assert found[1].rows[-1]["commit"] == 6
     assert found[0].rows[-1]["commit"] == 12
-    assert torch.is_tensor(next(iter(run(trials[0]).model.values())))

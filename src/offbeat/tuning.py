@@ -72,7 +72,8 @@ def run_together(builts: Sequence[Built], cut: Cut | None = None) -> list[Tried]
             elif stop_reason(until, one.rows, engine.figures):
                 company.drop(trial)
         if cut is not None and company.live:
-            for trial in cut(share_of(until, account), {trial: tried[trial].rows for trial in company.live}):
+            living = {trial: tried[trial].rows for trial in company.live}
+            for trial in cut(share_of(until, account), living) & set(living):
                 tried[trial].cut = True
                 company.drop(trial)
 
@@ -339,7 +340,7 @@ def proposed(space: Mapping[str, Any], done: Sequence[Entry], trials: int, seed:
             value = worst - abs(worst) - 1.0 if entry.score is None else entry.score
             value = min(value, worst) if entry.cut else value
             study.add_trial(optuna.trial.create_trial(params=entry.options, distributions=spaces, value=value))
-        return [dict(study.ask(spaces).params) for _ in range(min(max(1, trials // 4), trials - len(done)))]
+        return [dict(study.ask(spaces).params) for _ in range(trials - len(done))]
 
 
 def spread(space: Mapping[str, Any], number: int, many: int) -> dict[str, Any]:
