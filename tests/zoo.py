@@ -202,6 +202,8 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "conv2d mirrored": lambda w: Animal(Own(lambda m, x: F.conv2d(x, m.w.transpose(2, 3)), w=(w, w, 3, 3)), (w, 5, 5)),
     "conv2d frozen": lambda w: Animal(seq(frozen(nn.Conv2d(2, w, 3)), nn.Tanh(), nn.Conv2d(w, w, 2)), (2, 6, 6)),
     "conv2d in place": lambda w: Animal(seq(nn.Conv2d(2, w, 3), nn.ReLU(inplace=True), nn.Conv2d(w, w, 3)), (2, 6, 6)),
+    "pool in place": lambda w: Animal(seq(nn.Conv2d(2, w, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)), (2, 8, 8)),
+    "depthwise in place": lambda w: Animal(seq(nn.Conv2d(w, w, 3, groups=w), nn.ReLU6(inplace=True)), (w, 6, 6)),
     "conv3d": lambda w: Animal(nn.Conv3d(2, w, 2, padding=1), (2, 3, 4, 3)),
     "conv transpose 1d": lambda w: Animal(nn.ConvTranspose1d(2, w, 3, 2), (2, 4)),
     "conv transpose 2d": lambda w: Animal(nn.ConvTranspose2d(w, w, 3, 2, output_padding=1), (w, 3, 3)),

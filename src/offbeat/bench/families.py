@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -79,6 +80,7 @@ def at_every_place(scores: Tensor, targets: Tensor) -> Tensor:
 
 def measure(family: Family, clients: int, device: torch.device, precision: Precision, quick: bool) -> dict[str, Any]:
     """Client-steps per second of waves and of the plain loop, and seconds before the first wave was done."""
+    gc.collect()  # graphs of the family before hold memory
     torch.manual_seed(0)
     task = family_task(family, clients)
     gpu = device.type == "cuda"

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -48,8 +48,12 @@ class Settings:
         return pick_device(self.device)
 
 
-def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All items, or only those named; with the facts that a reader needs to believe them."""
+def bench(
+    only: tuple[str, ...], settings: Settings, say: Callable[[str], None] = lambda _: None,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:  # fmt: skip
+    """All items, or only those named; with the facts that a reader needs to believe them. `keep` is given what there
+    is after every row, so that a long item that fails loses nothing."""
     chosen = {name: None for given in only for name in (RAY if given == "ray" else (given,))}
     wrong = [unknown("item of the benchmark", name, ITEMS) for name in chosen if name not in (*ITEMS, *RAY)]
     if wrong:
@@ -58,7 +62,10 @@ def bench(only: tuple[str, ...], settings: Settings, say: Callable[[str], None] 
     for name, item in ITEMS.items():
         if not only or name in chosen:
             say(name)
-            results[name] = item(settings)
+            results[name] = []
+            for row in item(settings):
+                results[name].append(row)
+                keep(results)
     for name in RAY:
         if name in chosen:
             from offbeat.bench.ray_items import TABLES
@@ -315,14 +322,16 @@ def elsewhere(command: str) -> dict[str, Any]:
 
 
 # ---- families of models -------------------------------------------------------------------------
-def models(settings: Settings) -> Rows:
+def models(settings: Settings) -> Iterator[dict[str, Any]]:
     """Client-steps per second of waves and of the plain loop, for every family; and the time to the first wave."""
     device = settings.on
     sizes = (50,) if device.type == "cuda" else (5,) if settings.quick else (1, 5, 20)
     chosen = [family for family in FAMILIES if not settings.quick or device.type == "cuda" or family.parameters < 10**6]
-    return [measure(family, size, device, settings.precision, settings.quick) for family in chosen for size in sizes]
+    for family in chosen:
+        for size in sizes:
+            yield measure(family, size, device, settings.precision, settings.quick)
 
 
-ITEMS: dict[str, Callable[[Settings], Rows]] = dict(
+ITEMS: dict[str, Callable[[Settings], Iterable[dict[str, Any]]]] = dict(
     zip(NAMES, (waves, unequal, asynchronous, schedule, attainable, protocol, models), strict=True)
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,10 +48,14 @@ def bench(
         if out.is_dir():
             raise ConfigError([f"--out {out} is a directory; name a JSON file"])
         out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(results: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(results, indent=1) + "\n")
+
     with Console(stderr=True).status("bench") as status:
-        results = bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"))
-    if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        results = bench(tuple(item or ()), settings, lambda name: status.update(f"bench: {name}"), keep)
+    keep(results)
     if as_json:
         print(json.dumps(results))
         return

@@ -130,6 +130,11 @@ class GraphAdvance:
         )
         return found
 
+    def release(self) -> None:
+        """Let go of all graphs and their memory; sizes are captured anew when they come again."""
+        self.graphs.clear()
+        self.pool = None
+
     def capture(self, problem: Problem, at: Buffers, steps: int, width: int) -> torch.cuda.CUDAGraph:
         kept = pytree.tree_map(torch.clone, (at.carry, at.tally, at.begin))  # warming up must not move anything
         if self.pool is None:  # what happens once, such as compiling, must not be captured

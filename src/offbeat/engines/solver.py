@@ -8,6 +8,7 @@ the number of the wave, because rounding rests on them; a resumed run and a repl
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -189,6 +190,9 @@ class LocalSolver:
             raise OffbeatError(
                 f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
             ) from None
+        if isinstance(self.advance, GraphAdvance):
+            self.advance.release()
+        gc.collect()  # graphs of earlier runs, too, hold memory until Python lets go of them
         torch.cuda.empty_cache()
         self.change("limit", jobs // 2)
         self.note(f"out of memory on {self.device} with {jobs} jobs: waves are cut to {jobs // 2} from now on")

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.kernels import images
 from offbeat.numerics.fast.places import Places, into
 
 PIXELS, CHANNELS = 32, 32  # of a program
@@ -102,7 +103,7 @@ class Depthwise(torch.autograd.Function):
         x = x if x.stride(0) == b * x.stride(1) else x.contiguous()
         taps = weight if weight[0].is_contiguous() else weight.contiguous()
         shift = taps if bias is None else bias if bias.stride(1) == 1 else bias.contiguous()
-        out = x.new_empty(n * b, *sides, c)
+        out = images(x, n, b, c, *sides)
         ctx.form = {"C": c, "KH": kernel[0], "KW": kernel[1], "SH": step[0], "SW": step[1], "PH": padding[0],
                     "PW": padding[1], "PIXELS": PIXELS,
                     "CHANNELS": min(CHANNELS, triton.next_power_of_2(c))}  # fmt: skip
@@ -112,7 +113,7 @@ class Depthwise(torch.autograd.Function):
                      BIAS=bias is not None, **ctx.form)  # fmt: skip
         ctx.save_for_backward(x, taps, weight, bias)
         ctx.places = places
-        return out.reshape(n, b, *sides, c).permute(0, 1, 4, 2, 3)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -122,10 +123,9 @@ class Depthwise(torch.autograd.Function):
         blocks = triton.cdiv(c, ctx.form["CHANNELS"])
         gx = None
         if ctx.needs_input_grad[0]:
-            gx = x.new_empty(n * b, high, wide, c)
+            gx = images(x, n, b, c, high, wide)
             grid = (n * b, triton.cdiv(high * wide, PIXELS), blocks)
             gather[grid](g, taps, gx, b, *g.stride()[1:], *ctx.sides, taps.stride(0), **ctx.form)
-            gx = gx.reshape(n, b, high, wide, c).permute(0, 1, 4, 2, 3)
         parts = triton.cdiv(ctx.sides[2] * ctx.sides[3], SLICES)
         shares = x.new_empty(n, b * parts, *weight.shape[1:])
         shifts = shares if bias is None else x.new_empty(n, b * parts, c)

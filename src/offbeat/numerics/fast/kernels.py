@@ -173,6 +173,13 @@ def precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def images(like: Tensor, n: int, batch: int, channels: int, high: int, wide: int) -> Tensor:
+    """Room for `[n, b, c, h, w]`, channels innermost. It is no view, so a module may change it in place."""
+    each = high * wide * channels
+    steps = (batch * each, each, 1, wide * channels, channels)
+    return like.new_empty_strided((n, batch, channels, high, wide), steps)
+
+
 class Convolve(torch.autograd.Function):
     """`x [n, b, c, h, w]` (any strides) with `w [n, f, c, kh, kw]` and `bias [n, f]` to `[n, b, f, oh, ow]`."""
 
@@ -187,14 +194,14 @@ class Convolve(torch.autograd.Function):
         ctx.save_for_backward(x, taps, w, bias)
         ctx.shape, ctx.places = shape, places
         n, pixels, (high, wide) = len(x), shape.batch * shape.out[0] * shape.out[1], shape.out
-        out = x.new_empty((n, shape.batch, high, wide, shape.outputs))
+        out = images(x, n, shape.batch, shape.outputs, high, wide)
         tiles = {"BM": 256 if pixels >= 4096 else 128, "BK": 32, "BF": up(shape.outputs, 16, 64)}
         grid = (triton.cdiv(pixels, tiles["BM"]), n, triton.cdiv(shape.outputs, tiles["BF"]))
         conv_forward[grid](
             x, taps, taps if bias is None else bias, out, *x.stride(), 0 if bias is None else bias.stride(0),
             **shape.constants(), BIAS=bias is not None, PRECISION=precision(), **tiles, num_warps=4, num_stages=2,
         )  # fmt: skip
-        return out.permute(0, 1, 4, 2, 3)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -284,14 +291,14 @@ class Pool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
         (b, c, h, w), (kh, kw) = x.shape, kernel
         high, wide = h // kh, w // kw
-        out = x.new_empty((b, high, wide, c))
+        out = images(x, 1, b, c, high, wide).squeeze_(0)
         index = torch.empty_like(out, dtype=torch.uint8)
         pool_forward[(triton.cdiv(out.numel(), 1024),)](
             x, out, index, out.numel(), *x.stride(), C=c, OH=high, OW=wide, KH=kh, KW=kw, BLOCK=1024
         )
         ctx.save_for_backward(index)
         ctx.shape, ctx.kernel = x.shape, kernel
-        return out.permute(0, 3, 1, 2)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
