@@ -6,7 +6,8 @@ result = run(Experiment(method={"name": "fedbuff"}, until={"accuracy": 0.9}))
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,26 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Run an experiment from its start; with `out`, into a run directory: a new or empty one, or, with `overwrite`, in
     the place of another run. `progress=True` shows a line on a terminal or in a notebook; `callbacks` watch the run."""
-    progress = shown(progress, experiment)
+    with preparing(shown(progress, experiment)) as line:
+        return started(experiment, out, line, overwrite, callbacks)
+
+
+@contextmanager
+def preparing(progress: Progress | None) -> Iterator[Progress | None]:
+    """A line of progress from the first moment on, that does not outlast the run, whatever ends it."""
+    try:
+        if progress is not None:
+            progress.prepare()
+        yield progress
+    finally:
+        if progress is not None:
+            progress.close()
+
+
+def started(
+    experiment: Experiment, out: str | Path | None, progress: Progress | None, overwrite: bool,
+    callbacks: Sequence[Callback],
+) -> Outcome:  # fmt: skip
     built = build(experiment)
     watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
     if out is None:

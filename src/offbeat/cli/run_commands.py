@@ -76,12 +76,13 @@ def resume(
     """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it."""
     further = limits(until)
     sign_of_life(str(directory))
-    from offbeat.experiment import resume
+    from offbeat.experiment import preparing, resume
     from offbeat.runs.progress import Progress
 
-    progress = Progress(str(directory), further)
     others = engine_of(engine, workers, address)
-    show_outcome(resume(directory, further or None, progress, changed_code, **others), as_json, directory)
+    with preparing(Progress(str(directory), further)) as progress:
+        outcome = resume(directory, further or None, progress, changed_code, **others)
+    show_outcome(outcome, as_json, directory)
 
 
 def replay(

@@ -29,7 +29,7 @@ def in_notebook() -> bool:
 class Progress(Callback):
     """One line: commits, virtual time, the score and its best so far, time left by the nearest limit, the rate.
 
-    It is there from the beginning and counts the seconds, so that one sees life in a long wave, too.
+    It counts the seconds, so that one sees life in a long wave, too.
     """
 
     def __init__(self, label: str, until: Mapping[str, float] | None = None) -> None:
@@ -44,9 +44,12 @@ class Progress(Callback):
         self.notebook = in_notebook()
         self.wanted = sys.stderr.isatty() or self.notebook
         self.wide = 0
-        self.write(self.text)
 
     # ---- a run ----------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Show life while data and model are made ready."""
+        self.write(self.text, at_once=True)
+
     def began(self, run: View) -> None:
         self.until = dict(run.until)
         self.start, self.earlier, self.behind = time.perf_counter(), run.spent["client_steps"], self.share_done(run)
