@@ -29,7 +29,7 @@ from offbeat.live.journal import FACT, FORGET, PAYLOAD, Journal, write_payload
 from offbeat.live.packets import broadcast_layout, mean_layout, prime_layout, update_layout
 from offbeat.method import State, Update
 from offbeat.numerics.batch_norm import tracking
-from offbeat.numerics.evaluation import Evaluation
+from offbeat.numerics.evaluation import Figure
 from offbeat.numerics.windows import Windows
 from offbeat.records import (
     Arrived,
@@ -49,12 +49,14 @@ from offbeat.records import (
     WakeAt,
     Woke,
 )
+from offbeat.runs.callbacks import Callbacks
 from offbeat.runs.disk import read_tensors, sync, write_file
-from offbeat.runs.loop import Loop
+from offbeat.runs.loop import Loop, view_of
 from offbeat.runs.progress import Progress
 from offbeat.schedule.guard import Guard, feed
 from offbeat.schedule.horizon import Step
 from offbeat.schedule.ticks import PER_SECOND, ticks
+from offbeat.tasks.looks import Looks
 
 SAMPLED = 16  # jobs whose start and update are kept for replay ...
 EVERY = 25  # ... one of so many
@@ -88,8 +90,7 @@ class LiveEngine:
         if built.hybrid is not None and built.fleet.clusters is not None:
             members = [cluster.members for cluster in built.fleet.clusters.each]
         self.server = Server(built.method, self.flat.initial(), experiment.seed, sizes, members, "host")
-        x, y = built.task.evaluation(dtype)
-        self.evaluation = Evaluation(self.flat, x.to(self.device), y.to(self.device))
+        self.looks = Looks(built.task, built.watch, self.flat, built.task.samples(dtype).to(self.device))
         self.updates = 0
 
     @property
@@ -98,7 +99,17 @@ class LiveEngine:
 
     def evaluate(self) -> dict[str, Any]:
         with torch.no_grad():
-            return self.evaluation(self.server.state["model"])
+            return self.looks(self.server.state["model"])
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        return self.looks.figures
+
+    def faults(self) -> dict[str, str]:
+        return dict(self.looks.faults.first)
+
+    def client_figures(self) -> dict[str, list[float | None]]:
+        return self.looks.of_clients(len(self.server.sizes))
 
     def finite(self) -> bool:
         return bool(self.server.state["model"].isfinite().all())
@@ -126,7 +137,9 @@ class Run:
         # A payload is what was sent, or, of a cluster, the mean of what its devices sent.
         self.up = self.sent if built.hybrid is None else mean_layout(rule, self.engine.flat)
         self.priming = prime_layout(rule, self.engine.flat)
-        self.loop = Loop(built.experiment, self.engine, built.account(), None, progress)  # type: ignore[arg-type]
+        watching = Callbacks([] if progress is None else [progress])
+        self.loop = Loop(built.experiment, self.engine, built.account(), None, watching)  # type: ignore[arg-type]
+        self.loop.view = view_of(built.experiment, built, self.loop)
         self.guard = Guard(built.method.when, built.units, keys.generator(built.experiment.seed, "policy"))
         self.clients = built.units
         self.epoch: int = journal.fact("epoch", 0) + 1
@@ -196,6 +209,7 @@ class Run:
         journal = self.journal
         self.begun = True
         self.loop.metrics = journal.metrics()
+        self.loop.seen = list(self.loop.metrics)
         self.epochs = journal.epochs()
         done = 0
         if (name := journal.fact("state")) is not None:

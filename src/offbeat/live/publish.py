@@ -20,7 +20,7 @@ from offbeat.records import Begun, Commit, Row
 from offbeat.runs.disk import write_file
 from offbeat.runs.environment import environment
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import Outcome
+from offbeat.runs.loop import Outcome, client_rows
 from offbeat.runs.manifest import Manifest
 from offbeat.runs.store import Store
 
@@ -59,7 +59,7 @@ def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> O
         },
     }
     model, counts = engine.model(), loop.account.participation
-    store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(loop.account.clients)])
+    store.close(result, model, client_rows(loop.account.clients, counts, engine.client_figures()))
     journal.close()
     clear(path)
     return Outcome(result, loop.metrics, model)
