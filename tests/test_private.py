@@ -29,7 +29,8 @@ LISTED = {
     "_backward_hooks": {"numerics/vector.py"},  # hooks on a parameter's gradient, which would not be called
     "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
     "_pytree": {  # trees of tensors
-        "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py", "numerics/evaluation.py", "numerics/forms.py",
+        "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
+        "numerics/evaluation.py", "numerics/forms.py",
         "numerics/mixing.py", "numerics/trial.py", "numerics/wave.py", "sizes.py", "tasks/inputs.py", "tasks/losses.py",
         "tasks/task.py",
     },
