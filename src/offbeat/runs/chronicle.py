@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from offbeat import toml
-from offbeat.errors import ConfigError, OffbeatError, StorageError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.records import Begun, Commit, Row
 from offbeat.runs.columns import StoredRows
 from offbeat.runs.lock import LOCK
@@ -75,7 +75,7 @@ def again(read: Callable[[], T], times: int = 4) -> T:
     for left in reversed(range(times)):
         try:
             return read()
-        except (StorageError, FileNotFoundError):
+        except (OffbeatError, FileNotFoundError):
             if not left:
                 raise
             time.sleep(0.1)
