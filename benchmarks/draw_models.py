@@ -1,4 +1,4 @@
-"""`python benchmarks/draw_models.py results/models.json docs/pictures/models.png`: families of models, waves and loop."""
+"""`python benchmarks/draw_models.py results/models.json docs/pictures/models.png`: waves and the plain loop."""
 
 from __future__ import annotations
 

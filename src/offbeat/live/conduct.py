@@ -98,7 +98,7 @@ class LiveEngine:
         return self.server.version
 
     def evaluate(self) -> dict[str, Any]:
-        with torch.no_grad():
+        with self.settings, torch.no_grad():
             return self.looks(self.server.state["model"])
 
     @property
@@ -198,7 +198,8 @@ class Run:
         gradients = torch.stack([self.primed[client] for client in range(many)])
         if server.kept is not None:
             server.kept.write(torch.arange(many), dict.fromkeys(rule.keeps, gradients))
-        server.prime(share.to(gradients.dtype) @ gradients)
+        with self.engine.settings:
+            server.prime(share.to(gradients.dtype) @ gradients)
         self.primed.clear()
         self.write_state(wait=True)
         return True
@@ -333,7 +334,7 @@ class Run:
         else:
             rows = [self.update(job) for job in command.jobs]
             updates = {name: torch.stack([row[name] for row in rows]) for name in (*self.up.vectors, *self.up.numbers)}
-            with torch.no_grad():
+            with self.engine.settings, torch.no_grad():
                 staleness = self.server.commit([begun[job] for job in command.jobs], updates)
             self.server.forget(self.server.version, ())
             self.packets[self.server.version] = self.packet()

@@ -87,31 +87,30 @@ def served(
         manifest.write(path)
         journal.sweep()
         run = Run(built, journal, options.limits.memory_mib * 2**20, progress)
-        with run.engine.settings:
-            effects: list[Effect] = []
-            if (sizes := journal.fact("sizes")) is not None:
-                run.server.sizes = sizes
-            if journal.count:
-                effects = run.restore()
-            elif (state := journal.fact("state")) is not None:
-                run.read_state(state)  # primed, and not begun
-            journal.start()
-            journal.set_fact("epoch", run.epoch)
-            journal.set_fact("config", manifest.config_digest)
-            journal.durable().result()
-            server = server_of(built, run, options, manifest.run)
-            asyncio.run(served_until_it_ends(server, effects, announce))
-            if server.failure is not None:
-                raise server.failure
-            if run.ended is None:
-                journal.flush()
-                run.write_state(wait=True)
-                raise Interrupted(
-                    f"stopped; `offbeat serve` with --out {path} goes on, and clients come back by themselves"
-                )
-            run.disk.shutdown()
-            journal.close()
-            return publish(server, path, lock, manifest)
+        effects: list[Effect] = []
+        if (sizes := journal.fact("sizes")) is not None:
+            run.server.sizes = sizes
+        if journal.count:
+            effects = run.restore()
+        elif (state := journal.fact("state")) is not None:
+            run.read_state(state)  # primed, and not begun
+        journal.start()
+        journal.set_fact("epoch", run.epoch)
+        journal.set_fact("config", manifest.config_digest)
+        journal.durable().result()
+        server = server_of(built, run, options, manifest.run)
+        asyncio.run(served_until_it_ends(server, effects, announce))
+        if server.failure is not None:
+            raise server.failure
+        if run.ended is None:
+            journal.flush()
+            run.write_state(wait=True)
+            raise Interrupted(
+                f"stopped; `offbeat serve` with --out {path} goes on, and clients come back by themselves"
+            )
+        run.disk.shutdown()
+        journal.close()
+        return publish(server, path, lock, manifest)
     finally:
         journal.close()
         if progress is not None:
