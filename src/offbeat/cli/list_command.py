@@ -97,7 +97,7 @@ def show_fast_paths(as_json: bool) -> None:
     """What PyTorch's functions become inside a wave, when, and how closely they agree."""
     from offbeat.numerics.fast.table import TABLE
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"functions": [function.__name__ for function in row.functions], "when": row.when, "means": row.means,
          "tolerance": row.tolerance}
         for row in TABLE
