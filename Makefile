@@ -4,20 +4,30 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-ray soak lint bench docs clean
+.PHONY: demo live-demo test test-ray test-trackers soak live-soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
 
+live-demo: $(READY)
+	$(RUN) examples/live_demo.py live-demo
+
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak and not ray" -n auto --dist loadfile
+	$(RUN) -m pytest -m "not slow and not soak and not ray and not trackers" -n auto --dist loadfile
 
 test-ray: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
 	$(RUN) -m pytest -m ray
 
+test-trackers: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt ".[trackers]"
+	$(RUN) -m pytest -m trackers
+
 soak: $(READY)
-	$(RUN) -m pytest -m soak -s
+	$(RUN) -m pytest -m soak -s --ignore-glob 'tests/test_live*'
+
+live-soak: $(READY)
+	$(RUN) -m pytest -m soak -s tests/test_live.py tests/test_live_wire.py tests/test_live_trials.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -40,4 +50,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo live-demo

@@ -96,7 +96,7 @@ class Killed(BaseException):
     """Ends a run as a signal would that cannot be caught: nothing is written any more."""
 
 
-def killed_after(commits: int, experiment: Experiment, out: Path) -> None:
+def killed_after(commits: int, experiment: Experiment, out: Path, **options: Any) -> None:
     take = Loop.take
 
     def dying(self: Loop, done: Any, horizon: Any) -> str | None:
@@ -107,7 +107,7 @@ def killed_after(commits: int, experiment: Experiment, out: Path) -> None:
 
     Loop.take = dying  # type: ignore[method-assign]
     try:
-        run(experiment, out)
+        run(experiment, out, **options)
     except Killed:
         pass
     finally:

@@ -26,9 +26,19 @@ COMMANDS = (
     "list",
     "paper",
     "bench",
+    "runs",
+    "show",
+    "table",
+    "plot",
+    "explain",
+    "tune",
     "report",
     "watch",
     "choose",
+    "serve",
+    "join",
+    "keys",
+    "fleet",
 )
 
 

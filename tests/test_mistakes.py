@@ -111,8 +111,8 @@ class Killed(BaseException):
 
 
 class KillAt(InterruptAt):
-    def show(self, account: Any, row: Any) -> None:
-        if account.commits == self.commits:
+    def committed(self, run: Any) -> None:
+        if run.commit == self.commits:
             raise Killed
 
 

@@ -59,8 +59,8 @@ class InterruptAt(Progress):
         super().__init__("test", {})
         self.commits = commits
 
-    def show(self, account, row):
-        if account.commits == self.commits:
+    def committed(self, run):
+        if run.commit == self.commits:
             raise KeyboardInterrupt
 
 

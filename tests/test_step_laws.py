@@ -424,8 +424,8 @@ class InterruptAt(Progress):
         super().__init__("test", {})
         self.commits = commits
 
-    def show(self, account: Any, row: Any) -> None:
-        if account.commits == self.commits:
+    def committed(self, run: Any) -> None:
+        if run.commit == self.commits:
             raise KeyboardInterrupt
 
 

@@ -419,8 +419,8 @@ def test_a_full_disk_and_a_read_only_one(small_disk: Path, monkeypatch: pytest.M
 
 def test_a_directory_that_goes_away_while_running(tmp_path: Path) -> None:
     class Remove(InterruptAt):
-        def show(self, account: Any, row: Any) -> None:
-            if account.commits == 5:
+        def committed(self, run: Any) -> None:
+            if run.commit == 5:
                 shutil.rmtree(tmp_path / "out")
 
     with pytest.raises(StorageError, match="the directory is gone"):

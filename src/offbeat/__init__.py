@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from offbeat.fleets.fleet import Fleet
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
+    from offbeat.numerics.metrics import Metric, metric
     from offbeat.numerics.windows import windows
+    from offbeat.runs.callbacks import Callback
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
     from offbeat.schedule.sampled import Sampled
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Buffer",
+    "Callback",
     "Cohort",
     "Comparison",
     "ConfigError",
@@ -35,6 +38,7 @@ __all__ = [
     "Job",
     "Local",
     "Method",
+    "Metric",
     "OffbeatError",
     "Policy",
     "ReplayDiffers",
@@ -45,6 +49,7 @@ __all__ = [
     "Task",
     "build",
     "compare",
+    "metric",
     "replay",
     "resume",
     "run",
@@ -61,7 +66,9 @@ _HOMES = {
     "fleets.fleet": ("Fleet",),
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
+    "numerics.metrics": ("Metric", "metric"),
     "numerics.windows": ("windows",),
+    "runs.callbacks": ("Callback",),
     "schedule.buffer": ("Buffer",),
     "schedule.rounds": ("Rounds",),
     "schedule.sampled": ("Sampled",),

@@ -24,14 +24,17 @@ from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
 from offbeat.method import Method, Policy, Rule
+from offbeat.numerics.batch_norm import method_problems, tracking
+from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Evaluate
-from offbeat.runs.target import limit_problems
+from offbeat.runs.target import limit_problems, target_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.sizes import size_problems
+from offbeat.tasks.looks import Watch, holding_out, leaving_out, speed_thirds, with_metrics
 from offbeat.tasks.make import build_task
 from offbeat.tasks.task import Task
 from offbeat.traffic import Traffic
@@ -53,7 +56,7 @@ class Built:
     @property
     def numbers(self) -> int:
         """In a vector."""
-        return sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
+        return self.task.numbers
 
     @property
     def vector_bytes(self) -> float:
@@ -114,9 +117,16 @@ class Built:
             tiling = {"since": 0 if record is None else record["waves"]}
         return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
-            blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None,
+            blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None, watch=self.watch,
             crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling,
         )  # fmt: skip
+
+    @property
+    def watch(self) -> Watch:
+        """Which figures the run is to give."""
+        given = Evaluate(**self.experiment.evaluate)
+        speed = speed_thirds(self.fleet.step_seconds)
+        return Watch(given.on, given.clients, bool(given.training_loss), speed)
 
     def horizon(self, driver: Driver, last: int | None = None) -> Horizon:
         until = self.experiment.until
@@ -189,7 +199,7 @@ def objects(experiment: Experiment) -> Built:
     if problems := endless_problems(experiment):
         raise ConfigError(problems)
     problems = plain_problems(experiment)
-    ends = not problems and not all(name.startswith("accuracy") for name in experiment.until)
+    ends = not problems and not all(str(name).startswith("accuracy") for name in experiment.until)
     if found := seed_problems(experiment.seed):
         problems += found
         experiment = replace(experiment, seed=0)  # one bad seed should not be named three times
@@ -209,6 +219,10 @@ def objects(experiment: Experiment) -> Built:
     attempt("method", lambda: build_method(experiment.method))
     attempt("task", lambda: make_task(experiment))
     task: Task | None = made.get("task")
+    figures = known_figures(experiment, task)
+    if isinstance(experiment.until, Mapping):
+        problems += limit_problems(experiment.until, figures)
+    problems += target_problems(experiment.targets, figures)
     if task is not None:
         problems += task.problems()
         if not problems and not ends and not task.has_accuracy:
@@ -291,7 +305,7 @@ def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
     """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
-    found = []
+    found = method_problems(method, task.batch_norm) if tracking(task.model) else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
         found.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
     if rule.lossless and fleet.presence is not None:
@@ -300,7 +314,7 @@ def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fle
             "fleet whose clients stay, or saving = false"
         )
     if rule.personal:
-        numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+        numbers = task.numbers
         size = len(rule.personal) * clients * numbers * (8 if experiment.precision == "float64" else 4)
         found += chosen_place(
             size, f"{', '.join(rule.personal)} of {clients} clients", device, experiment.client_memory
@@ -311,16 +325,12 @@ def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fle
 def plain_problems(experiment: Experiment) -> list[str]:
     """What is wrong with the values that stand for themselves."""
     problems = []
-    for name, check in (("until", limit_problems), ("evaluate", evaluate_problems)):
+    for name in ("until", "evaluate"):
         table = getattr(experiment, name)
-        problems += check(table) if isinstance(table, Mapping) else [f"{name} = {shown(table)}; it must be a table"]
-    targets: Any = experiment.targets
-    if not isinstance(targets, list | tuple):
-        problems.append(f"targets = {shown(targets)}; it must be a list of accuracies, such as [0.8, 0.9]")
-        targets = ()
-    for target in targets:
-        if not fits(target, float) or not 0 < target <= 1:
-            problems.append(f"targets: {shown(target)} is not an accuracy between 0 and 1")
+        if not isinstance(table, Mapping):
+            problems.append(f"{name} = {shown(table)}; it must be a table")
+        elif name == "evaluate":
+            problems += evaluate_problems(table)
     kinds: dict[str, Any] = {
         "precision": Precision, "mode": Mode, "engine": Engines, "workers": int | None, "address": str | None,
         "memory_gib": float | None, "checkpoint_seconds": float, "client_memory": Choice,
@@ -337,9 +347,43 @@ def plain_problems(experiment: Experiment) -> list[str]:
 
 def make_task(experiment: Experiment) -> Task:
     if isinstance(experiment.task, Task):
-        return experiment.task
-    name, options = split_name("task", experiment.task)
-    return build_task(name, options, experiment.seed)
+        task = experiment.task
+    else:
+        name, options = split_name("task", experiment.task)
+        task = build_task(name, options, experiment.seed)
+    given = experiment.evaluate
+    if not isinstance(given, Mapping) or evaluate_problems(given) or task.kind_problems():
+        return task  # these problems are named elsewhere
+    if given.get("metrics"):
+        task = with_metrics(task, given["metrics"])
+    if given.get("unseen"):
+        task = leaving_out(task, int(given["unseen"]), experiment.seed)
+    if given.get("hold_out"):
+        task = holding_out(task, float(given["hold_out"]), experiment.seed)
+    if given.get("on") == "held-out" and task.held_out is None:
+        raise ConfigError(["evaluate.on = 'held-out', but nothing is held out; give evaluate.hold_out = 0.1 or so"])
+    if given.get("on") == "test" and task.test is None:
+        raise ConfigError([f"evaluate.on = 'test', but task '{task.name}' has no test set"])
+    return task
+
+
+def known_figures(experiment: Experiment, task: Task | None) -> dict[str, Figure]:
+    """The metrics that a run will have; where there is no task, those that every run has."""
+    figures = {"loss": Figure("", False), "accuracy": Figure("", True, True), "training_loss": Figure("", False)}
+    table = experiment.evaluate if isinstance(experiment.evaluate, Mapping) else {}
+    if task is None or not isinstance(task.metrics, Mapping) or task.kind_problems():
+        return figures
+    if not table.get("training_loss"):
+        del figures["training_loss"]
+    figures |= {name: Figure("", m.more_is_better, m.share) for name, m in task.all_metrics.items()}
+    heads = [head for head, sets in (("own", task.client_tests), ("held_out", task.held_out)) if sets is not None]
+    heads += ["unseen"] if task.unseen is not None else []
+    heads = ([] if table.get("clients") is False else heads) or (["shard"] if table.get("clients") else [])
+    for head in heads:
+        for name in ("loss", *task.all_metrics):
+            for end in ("mean", "worst", *(f"p{each}" for each in PERCENTILES), *SPEEDS):
+                figures[f"{head}_{name}_{end}"] = figures[name]
+    return figures
 
 
 def make_fleet(experiment: Experiment, clients: int) -> Fleet:
@@ -365,8 +409,10 @@ def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
     for name, value in table.items():
         if fits(value, float) and not 0 < value < math.inf:
             found.append(f"evaluate.{name} = {value}; it must be positive and finite")
+        elif name == "hold_out" and fits(value, float) and value >= 1:
+            found.append(f"evaluate.hold_out = {value}; it is a share of every shard, such as 0.1")
         elif name == "every_seconds" and fits(value, float) and value < LEAST:
             found.append(f"evaluate.{name} = {value}; it must be at least {LEAST:g}, a nanosecond")
-    if not any(value is not None for value in table.values()):
+    if not found and all(table.get(name) is None for name in ("every_commits", "every_seconds")):
         found.append("evaluate is empty; give every_commits or every_seconds")
     return found

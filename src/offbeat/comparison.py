@@ -6,21 +6,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from offbeat import webpage
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.experiment import resume, run
-from offbeat.runs import plots, report
+from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
+from offbeat.runs.layout import page_table
 from offbeat.runs.loop import Outcome
 from offbeat.runs.manifest import read_manifest
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
+from offbeat.runs.target import LIMITS, plain_name, target_key
 
 PAGE = "comparison.html"
 
@@ -30,13 +35,35 @@ class Comparison:
     """Outcomes by label, one per seed."""
 
     outcomes: Mapping[str, Sequence[Outcome]]
-    target: float | None
+    target: str | None  # as results call it
 
     def __str__(self) -> str:
-        return report.markdown(report.COLUMNS, self.rows())
+        return report.markdown(*self.table()[:2])
 
-    def rows(self) -> list[list[str]]:
-        return report.comparison_rows({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+    def table(self) -> report.Figures:
+        return report.comparison_table({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+
+    def __repr__(self) -> str:
+        seeds = max(map(len, self.outcomes.values()), default=0)
+        return f"Comparison({', '.join(self.outcomes)}; {seeds} seed{'s' if seeds != 1 else ''})"
+
+    def _repr_html_(self) -> str:
+        return page_table(*self.table()[:2])
+
+    def frame(self) -> Any:
+        """The evaluations of all runs, with `label` and `seed`: a pandas DataFrame, or, without pandas, Arrow."""
+        rows = [
+            {**row, "label": label, "seed": outcome.seed}
+            for label, outcomes in self.outcomes.items()
+            for outcome in outcomes
+            for row in outcome.metrics
+        ]
+        table = pa.Table.from_pylist(rows)
+        return table if find_spec("pandas") is None else table.to_pandas()
+
+    def plot(self, metric: str | None = None, against: str = "time", target: float | None = None) -> Any:
+        """A Matplotlib figure: of several seeds the mean and its 95 % band."""
+        return curves.drawn(self.outcomes, metric, against, target)
 
     def broken(self) -> list[str]:
         """A sentence for each run that stopped on bad numbers."""
@@ -51,9 +78,9 @@ class Comparison:
         runs also the page, comparison.html."""
         with reopened(Path(out)) as folder:
             with storing(folder.path):
-                targets = () if self.target is None else (self.target,)
+                targets = accuracies(self.target)
                 picture = plots.comparison(self.curves(), folder.path / "comparison.png", title, targets)
-                table = report.write_table(folder.path / "comparison.md", title, report.COLUMNS, self.rows())
+                table = report.write_table(folder.path / "comparison.md", title, *self.table()[:2])
                 folder.add([picture, table])
                 if folder.manifest.runs:
                     folder.add([webpage.report([folder.path], folder.path / PAGE, title, targets)])
@@ -92,9 +119,25 @@ def compare(
             with storing(folder.path):
                 folder.add([], [name for name in names if name not in folder.manifest.runs])
             outcomes = run_them(jobs, folder.path, progress)
-    targets = [e.until["accuracy"] for e in experiments.values() if "accuracy" in e.until]
-    targets += [e.targets[0] for e in experiments.values() if e.targets]
-    return Comparison(outcomes, targets[0] if targets else None)
+    return Comparison(outcomes, first_target(list(experiments.values())))
+
+
+def first_target(experiments: Sequence[Experiment]) -> str | None:
+    """The target whose time a table shows: a limit on a metric before others."""
+    spent = set(LIMITS) - {"accuracy", "accuracy_smoothed"}
+    aims = [(plain_name(name), value) for e in experiments for name, value in e.until.items() if name not in spent]
+    for e in experiments:
+        given = e.targets if isinstance(e.targets, Mapping) else {"accuracy": e.targets}
+        aims += [(name, value) for name, values in given.items() for value in values]
+    return target_key(aims[0][0], aims[0][1]) if aims else None
+
+
+def accuracies(target: str | None) -> tuple[float, ...]:
+    """A target as pictures take it: an accuracy, or none."""
+    try:
+        return () if target is None else (float(target),)
+    except ValueError:
+        return ()
 
 
 def run_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
 from typing import Any
@@ -13,6 +13,7 @@ from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import maker
 from offbeat.method import Method
 from offbeat.options import defaults, value_problems
+from offbeat.runs.target import target_problems
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
@@ -40,8 +41,9 @@ class Experiment:
     client_memory: Choice = "auto"
     checkpoint_seconds: float = 60.0
     until: Mapping[str, float] = field(default_factory=lambda: {"commits": 200})
-    evaluate: Mapping[str, float] = field(default_factory=lambda: {"every_commits": 10})
-    targets: tuple[float, ...] = ()
+    evaluate: Mapping[str, Any] = field(default_factory=lambda: {"every_commits": 10})
+    targets: tuple[float, ...] | Mapping[str, Sequence[float]] = ()
+    callbacks: Sequence[Any] = ()  # names, or tables with a name: what watches the run, and may end it
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:
@@ -51,11 +53,11 @@ class Experiment:
         known = [f.name for f in fields(Experiment)]
         problems = [unknown("key", name, known) for name in table if name not in known]
         targets = table.get("targets", ())
-        if not isinstance(targets, list | tuple):
-            problems.append(f"targets = {shown(targets)}; it must be a list of accuracies, such as [0.8, 0.9]")
+        if not isinstance(targets, list | tuple | Mapping):
+            problems += target_problems(targets, {})
         if problems:
             raise ConfigError(problems)
-        return Experiment(**{**table, "targets": tuple(targets)})
+        return Experiment(**{**table, "targets": targets if isinstance(targets, Mapping) else tuple(targets)})
 
     def table(self) -> dict[str, Any]:
         """The resolved config, every default spelt out; objects of your own appear by name only."""
@@ -74,6 +76,8 @@ class Experiment:
                 own = {key: value for key, value in own.items() if key not in taken}
                 options["when"] = written_policy(options["when"])
             plain[kind] = {"name": name, **own, **options}
+        if not plain["callbacks"]:
+            del plain["callbacks"]
         return plain
 
     def toml(self) -> str:

@@ -33,6 +33,10 @@ class BadNumbers(OffbeatError):
     """A loss or an update that is not finite was about to be committed. Nothing of it was."""
 
 
+class Diverging(UserWarning):
+    """A run whose loss rises and rises."""
+
+
 class Interrupted(OffbeatError):
     """Somebody stopped the run."""
 

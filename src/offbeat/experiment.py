@@ -6,7 +6,8 @@ result = run(Experiment(method={"name": "fedbuff"}, until={"accuracy": 0.9}))
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import OffbeatError, ReplayDiffers
 from offbeat.keys import generator
+from offbeat.runs.callbacks import Callback, Divergence
 from offbeat.runs.columns import StoredRows, batches
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
@@ -24,24 +26,60 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
+from offbeat.runs.watchers import made
 from offbeat.schedule.trace import Replay
 
 
 def run(
-    experiment: Experiment, out: str | Path | None = None, progress: Progress | None = None, overwrite: bool = False
-) -> Outcome:
+    experiment: Experiment, out: str | Path | None = None, progress: Progress | bool | None = None,
+    overwrite: bool = False, callbacks: Sequence[Callback] = (),
+) -> Outcome:  # fmt: skip
     """Run an experiment from its start; with `out`, into a run directory: a new or empty one, or, with `overwrite`, in
-    the place of another run."""
+    the place of another run. `progress=True` shows a line on a terminal or in a notebook; `callbacks` watch the run."""
+    with preparing(shown(progress, experiment)) as line:
+        return started(experiment, out, line, overwrite, callbacks)
+
+
+@contextmanager
+def preparing(progress: Progress | None) -> Iterator[Progress | None]:
+    """A line of progress from the first moment on, that does not outlast the run, whatever ends it."""
+    try:
+        if progress is not None:
+            progress.prepare()
+        yield progress
+    finally:
+        if progress is not None:
+            progress.close()
+
+
+def started(
+    experiment: Experiment, out: str | Path | None, progress: Progress | None, overwrite: bool,
+    callbacks: Sequence[Callback],
+) -> Outcome:  # fmt: skip
     built = build(experiment)
+    watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
     if out is None:
         engine = built.engine()
-        return go(experiment, built, engine, built.horizon(built.clock()), built.account(), None, progress)
+        schedule = built.horizon(built.clock())
+        return go(experiment, built, engine, schedule, built.account(), None, progress, callbacks=watching)
     text = experiment.toml()
     with Folder(out, "run", overwrite) as folder:
         folder.manifest.config_digest, folder.manifest.sources = config_digest(experiment.table()), dict(built.sources)
         engine = built.engine()
         store = Store(folder.path, folder.lock, folder.manifest, text, environment(engine.device, engine.threads))
-        return go(experiment, built, engine, built.horizon(built.clock()), built.account(), store, progress)
+        schedule = built.horizon(built.clock())
+        return go(experiment, built, engine, schedule, built.account(), store, progress, callbacks=watching)
+
+
+def shown(progress: Progress | bool | None, experiment: Experiment) -> Progress | None:
+    """The line of progress that was asked for."""
+    if not isinstance(progress, bool):
+        return progress
+    return Progress(f"{spoken(experiment.method)} seed {experiment.seed}", experiment.until) if progress else None
+
+
+def spoken(given: Any) -> str:
+    return str(given["name"] if isinstance(given, Mapping) else getattr(given, "name", given))
 
 
 def resume(
@@ -49,13 +87,15 @@ def resume(
     until: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     changed_code: bool = False,
+    callbacks: Sequence[Callback] = (),
     **objects: Any,
 ) -> Outcome:
     """Go on with a run that stopped, for whatever reason, as if it had not. `until` may set a further limit.
 
     Time never depends on values, so the schedule is run again from the seed and checked against the stored trace;
-    the numerics go on from the checkpoint. Objects of your own (task=..., method=..., fleet=...) are passed again; a
-    function that the config names as module:function must be what it was, unless `changed_code` says it need not.
+    the numerics go on from the checkpoint. Objects of your own (task=..., method=..., fleet=..., callbacks=[...]) are
+    passed again, callbacks in the order they had; a function that the config names as module:function must be what
+    it was, unless `changed_code` says it need not.
     """
     path = Path(out)
     Stored(path)  # a directory that is none of ours is not even locked
@@ -70,7 +110,7 @@ def resume(
             experiment = replace(experiment, until=dict(until))
         built = build(experiment)
         engine = built.engine(point.facts)
-        own = {name: t for name, t in point.tensors.items() if not name.startswith("horizon/")}
+        own = {name: t for name, t in point.tensors.items() if not name.startswith(("horizon/", "callback/"))}
         engine.restore(own, point.facts)
         manifest = stored.manifest
         here = environment(engine.device, engine.threads)
@@ -82,7 +122,9 @@ def resume(
         history = History(point, metrics, stored.rows(), built.clock)
         store = Store(path, lock, manifest, experiment.toml(), here)
         account = built.account()
-        return go(experiment, built, engine, built.horizon(built.clock()), account, store, progress, history)
+        watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
+        schedule = built.horizon(built.clock())
+        return go(experiment, built, engine, schedule, account, store, progress, history, watching)
 
 
 def replay(out: str | Path, tolerance: float | None = None, changed_code: bool = False, **objects: Any) -> Outcome:

@@ -6,6 +6,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from offbeat.errors import shortened, shown, unknown
@@ -43,8 +44,9 @@ def option_problems(
 
 def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a builder; none where they name what is not there when it runs."""
+    plain = isinstance(make, type) and "__init__" in vars(make) and not is_dataclass(make)
     try:
-        return get_type_hints(make)
+        return get_type_hints(make.__init__ if plain else make)
     except (NameError, TypeError):
         return {}
 

@@ -50,7 +50,8 @@ KINDS = {
         Kind("fleet", "fleets", "offbeat.fleets.make:FLEETS", "offbeat.fleets.fleet:Fleet"),
         Kind("graph", "graphs", "offbeat.fleets.graphs:GRAPHS"),
         Kind("stage", "stages", "offbeat.stages.staged:STAGES"),
-        Kind("metric", "metrics"),
+        Kind("metric", "metrics", "offbeat.numerics.metrics:METRICS"),
+        Kind("callback", "callbacks", "offbeat.runs.watchers:CALLBACKS", "offbeat.runs.callbacks:Callback"),
         Kind("theorem", "theorems", "offbeat.advise:THEOREMS"),
         Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),
     )

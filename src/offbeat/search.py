@@ -6,6 +6,7 @@ Trials of all methods share one cut: none goes on for longer than a few times wh
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.errors import BadNumbers, ConfigError, OffbeatError
+from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError
 from offbeat.experiment import run
 from offbeat.runs.loop import Outcome
 from offbeat.runs.progress import Progress
@@ -123,7 +124,9 @@ class Search:
             seed=self.experiment.seed + 1000, until=until, evaluate=evaluate(until),
         )  # fmt: skip
         try:
-            outcome = run(spec, None, self.shown(f"{candidate.method}, trial {candidate.trials}", until))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Diverging)  # that a trial diverges is a result
+                outcome = run(spec, None, self.shown(f"{candidate.method}, trial {candidate.trials}", until))
         except BadNumbers:
             return 2.0, 0.0
         except ConfigError:

@@ -30,12 +30,15 @@ from offbeat.cli.paper_command import paper
 from offbeat.cli.plan_command import plan
 from offbeat.cli.report_command import report, watch
 from offbeat.cli.run_commands import replay, resume, run
+from offbeat.cli.shelf_commands import explain, plot, runs, show, table
+from offbeat.cli.tune_command import tune
 from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, ReplayDiffers, StorageError
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run, "resume": resume, "replay": replay, "compare": compare, "measure": measure, "choose": choose,
     "report": report, "watch": watch, "serve": serve, "join": join, "keys": keys, "clusters": clusters,
+    "tune": tune, "runs": runs, "show": show, "table": table, "plot": plot, "explain": explain,
     "list": list_names, "check": check, "paper": paper, "plan": plan, "bench": bench,
 }  # fmt: skip
 

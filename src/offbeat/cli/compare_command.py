@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbeat import toml
-from offbeat.cli.flags import Address, Device, FleetName, Json, Overwrite, Sets, TaskName, Until, merge
-from offbeat.cli.output import show_table
+from offbeat.cli.flags import (
+    Address,
+    Device,
+    FleetName,
+    Json,
+    Metrics,
+    Overwrite,
+    Sets,
+    TaskName,
+    Until,
+    Watching,
+    merge,
+    watching,
+)
+from offbeat.cli.output import show_table, sign_of_life
 from offbeat.errors import BadNumbers, ConfigError
 
 if TYPE_CHECKING:
@@ -25,11 +38,14 @@ def compare(
     config: Annotated[
         Path | None, typer.Option(help="A TOML file; [methods.LABEL] tables give each method's options.")
     ] = None,
+    tuned: Annotated[Path | None, typer.Option(help="What `offbeat tune` left: its directory, or tuned.toml.")] = None,
     task: TaskName = None,
     fleet: FleetName = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from the config's seed on.", min=1)] = 1,
     device: Device = None,
     until: Until = None,
+    metrics: Metrics = None,
+    callbacks: Watching = None,
     sets: Sets = None,
     out: Annotated[Path, typer.Option(help="Directory for the runs, the table, the picture and the page.")] = Path(
         "runs/compare"
@@ -43,11 +59,16 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits."""
+    sign_of_life("compare")
+    if tuned is not None:
+        if config is not None:
+            raise ConfigError(["--tuned is a config of its own; leave out --config"])
+        config = tuned / "tuned.toml" if tuned.is_dir() else tuned
     flags = {"task": task, "fleet": fleet, "device": device}
-    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [])
+    table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
+    watching(table, callbacks)
     common, experiments = labelled(table, methods or [])
     from offbeat.comparison import PAGE, compare
-    from offbeat.runs import report
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
 
@@ -62,7 +83,7 @@ def compare(
         runs = {label: [strict(o.result) for o in outcomes] for label, outcomes in result.outcomes.items()}
         print(json.dumps({"picture": str(picture), "table": str(written), "page": str(out / PAGE), "runs": runs}))
     else:
-        show_table("comparison", report.COLUMNS, result.rows())
+        show_table(title, *result.table())
         print(f"picture: {picture}\ntable:   {written}\npage:    {out / PAGE}")
     if result.broken():
         raise BadNumbers("\n".join(result.broken()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +38,20 @@ Address = Annotated[
 Until = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"When to stop, e.g. accuracy=0.9; repeatable. Limits: {', '.join(LIMITS)}. They replace the config's."
+        help=f"When to stop, e.g. accuracy=0.9; repeatable. Limits: {', '.join(LIMITS)}, and any further metric, also "
+        "as METRIC_smoothed. They replace the config's."
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metric", help="A further metric: `offbeat list metrics`, or module:function; repeatable."),
+]
+Watching = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback",
+        help="What watches the run and may end it: `offbeat list callbacks`, module:function, or a table such as "
+        "'{name = \"early-stopping\", patience = 5}'; repeatable.",
     ),
 ]
 Overwrite = Annotated[
@@ -50,13 +64,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 
 
 def experiment_of(
-    config: Path | None, flags: dict[str, Any], sets: list[str] | None, until: list[str] | None = None
-) -> Experiment:
+    config: Path | None, flags: dict[str, Any], sets: list[str] | None, until: list[str] | None = None,
+    metrics: list[str] | None = None, callbacks: list[str] | None = None,
+) -> Experiment:  # fmt: skip
     """The experiment that a file, if any, and the flags describe."""
     table = toml.read(config) if config else {}
+    watching(table, callbacks)
     from offbeat.config import Experiment
 
-    return Experiment.of(merge(table, flags, sets or [], until or []))
+    return Experiment.of(merge(table, flags, sets or [], until or [], metrics or []))
 
 
 def engine_of(engine: str | None, workers: int | None, address: str | None) -> dict[str, Any]:
@@ -67,7 +83,9 @@ def engine_of(engine: str | None, workers: int | None, address: str | None) -> d
     return {name: value for name, value in given.items() if value is not None}
 
 
-def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str]) -> dict[str, Any]:
+def merge(
+    table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: list[str], metrics: Sequence[str] = ()
+) -> dict[str, Any]:
     """A config's table with the flags and then each --set laid over it."""
     for name, given in flags.items():
         if given is None:
@@ -90,7 +108,18 @@ def merge(table: dict[str, Any], flags: dict[str, Any], sets: list[str], until: 
             place[parent] = dict(inner) if isinstance(inner, dict) else {"name": inner}
             place = place[parent]
         place[last] = value
+    looks = table.get("evaluate", {} if metrics else None)
+    if isinstance(looks, dict) and (looks or metrics):
+        asked = looks.get("metrics") or []
+        looks |= {"metrics": [*asked, *metrics]} if metrics and isinstance(asked, list) else {}
+        table["evaluate"] = looks if {"every_commits", "every_seconds"} & looks.keys() else default("evaluate") | looks
     return table
+
+
+def watching(table: dict[str, Any], callbacks: list[str] | None) -> None:
+    """Add callbacks of the command line to those of the config."""
+    if callbacks:
+        table["callbacks"] = [*table.get("callbacks", []), *(toml.parse_value(text) for text in callbacks)]
 
 
 def fleet_table(path: Path) -> Any:

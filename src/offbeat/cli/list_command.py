@@ -16,14 +16,16 @@ from offbeat.options import defaults
 
 LISTS = {  # and what the registry calls one of each
     "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
-    "policies": "policy", "stages": "stage", "papers": "recipe", "laws": "law",
+    "policies": "policy", "stages": "stage", "metrics": "metric", "callbacks": "callback", "papers": "recipe",
+    "laws": "law",
 }  # fmt: skip
 HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
 
 
 def list_names(
     what: Annotated[
-        str, typer.Argument(help="methods, tasks, fleets, models, splits, graphs, policies, stages, papers or laws.")
+        str,
+        typer.Argument(help=f"{', '.join(list(LISTS)[:-1])} or {list(LISTS)[-1]}."),
     ],
     name: Annotated[str | None, typer.Argument(help="One of them, or module:function: its options.")] = None,
     as_json: Json = False,

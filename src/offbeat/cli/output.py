@@ -20,13 +20,22 @@ if TYPE_CHECKING:
 def terminal() -> Console:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 180)
+    return Console(width=None if sys.stdout.isatty() else 180, force_terminal=sys.stdout.isatty())
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def sign_of_life(label: str) -> None:
+    """A word on a terminal at once: PyTorch takes some seconds to load. The line of progress takes its place."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{label}: starting\r")
+        sys.stderr.flush()
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], ranks: Sequence[int] | None = None
+) -> None:
     from offbeat.runs import report
 
-    report.show(title, columns, rows, terminal())
+    report.show(title, columns, rows, terminal(), ranks)
 
 
 def show_json(value: Any) -> None:
@@ -43,13 +52,15 @@ def show_outcome(outcome: Outcome, as_json: bool, out: Path | None) -> None:
     from offbeat.runs import report
 
     target = next(iter(result["reached"]), None)
-    rows = report.comparison_rows({result["method"]: [result]}, float(target) if target else None)
-    show_table(f"{result['task']} on {result['fleet']}", report.COLUMNS, rows)
+    table = report.comparison_table({result["method"]: [result]}, target)
+    show_table(f"{result['task']} on {result['fleet']}", *table)
     for kind, title in (("reached", "first reached"), ("reached_smoothed", "mean of 5 evaluations reached")):
         for target, at in result[kind].items():
             said = f"after {at['virtual_seconds']:,.2f} virtual s, commit {at['commit']}" if at else "not reached"
             print(f"{title} {target}: {said}")
     print(f"ended: {result['ended']}; {result['wall_seconds']:.1f} s on {result['device']}")
+    for name, said in result.get("metric_faults", {}).items():
+        print(f"metric {name} failed: {said}")
     if out is not None:
         print(f"run directory: {out}")
 

@@ -15,17 +15,19 @@ from offbeat.cli.flags import (
     EngineName,
     FleetName,
     Json,
+    Metrics,
     Overwrite,
     Seed,
     Sets,
     TaskName,
     Until,
+    Watching,
     Workers,
     engine_of,
     experiment_of,
     limits,
 )
-from offbeat.cli.output import show_json, show_outcome
+from offbeat.cli.output import show_json, show_outcome, sign_of_life
 from offbeat.errors import ReplayDiffers
 
 
@@ -40,6 +42,8 @@ def run(
     workers: Workers = None,
     address: Address = None,
     until: Until = None,
+    metrics: Metrics = None,
+    callbacks: Watching = None,
     sets: Sets = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for config, trace, metrics, result and model; new or empty.")
@@ -51,14 +55,13 @@ def run(
 
     Example: offbeat run --method fedbuff --set method.buffer_size=5 --until accuracy=0.9 --until commits=500
     """
+    sign_of_life(method or "run")
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     flags |= engine_of(engine, workers, address)
-    experiment = experiment_of(config, flags, sets, until)
+    experiment = experiment_of(config, flags, sets, until, metrics, callbacks)
     from offbeat.experiment import run
-    from offbeat.runs.progress import Progress
 
-    progress = Progress(f"{experiment.method} seed {experiment.seed}", experiment.until)
-    show_outcome(run(experiment, out, progress, overwrite), as_json, out)
+    show_outcome(run(experiment, out, True, overwrite), as_json, out)
 
 
 def resume(
@@ -72,12 +75,14 @@ def resume(
 ) -> None:
     """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it."""
     further = limits(until)
-    from offbeat.experiment import resume
+    sign_of_life(str(directory))
+    from offbeat.experiment import preparing, resume
     from offbeat.runs.progress import Progress
 
-    progress = Progress(str(directory), further)
     others = engine_of(engine, workers, address)
-    show_outcome(resume(directory, further or None, progress, changed_code, **others), as_json, directory)
+    with preparing(Progress(str(directory), further)) as progress:
+        outcome = resume(directory, further or None, progress, changed_code, **others)
+    show_outcome(outcome, as_json, directory)
 
 
 def replay(

@@ -26,12 +26,14 @@ from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method
-from offbeat.numerics.evaluation import Evaluation, training_loss
+from offbeat.numerics.batch_norm import normalised
+from offbeat.numerics.evaluation import Figure, training_loss
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
 from offbeat.stages import received
+from offbeat.tasks.looks import Looks, Watch
 from offbeat.tasks.task import Task
 
 FORMAT = 4  # of a checkpoint's facts
@@ -69,7 +71,7 @@ class Engine:
         self, method: Method, task: Task, seed: int, device: torch.device, precision: Precision = "float32",
         mode: Mode = "wave", memory_gib: float | None = None, capture: bool = True, client_memory: Choice = "auto",
         blocks: Blocks | None = None, threads: int | None = None, crew: CrewMaker = in_process,
-        tiling: Mapping[str, int] | None = None,
+        tiling: Mapping[str, int] | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes."""
         self.method, self.device, self.precision, self.blocks = method, device, precision, blocks
@@ -83,6 +85,7 @@ class Engine:
         with self.settings:
             dtype = torch.float64 if precision == "float64" else torch.float32
             model = task.flat_model(dtype, precision == "bf16").to(device)
+            method = self.method = normalised(method, model.statistics, model.rule)
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
             rows = method.what.commit is not None
@@ -98,9 +101,7 @@ class Engine:
                 )
             if method.what.prime is not None:
                 self.prime()
-            x, y = task.evaluation(dtype)
-            tested = model.reading(task.forms(dtype, task.testing))
-            self.evaluation = Evaluation(tested, x.to(device), y.to(device))
+            self.looks = Looks(task, watch or Watch(), model, samples)
 
     @property
     def version(self) -> int:
@@ -262,7 +263,20 @@ class Engine:
     def evaluate(self) -> dict[str, Any]:
         """The metrics of the newest version."""
         with self.settings, torch.no_grad():
-            return self.evaluation(self.server.state["model"])
+            return self.looks(self.server.state["model"])
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """What each metric is."""
+        return self.looks.figures
+
+    def faults(self) -> dict[str, str]:
+        """What metrics said that failed."""
+        return dict(self.looks.faults.first)
+
+    def client_figures(self) -> dict[str, list[float | None]]:
+        """What the last evaluation found of each client."""
+        return self.looks.of_clients(len(self.server.sizes))
 
     def training_loss(self) -> float:
         """f at the newest version: the mean over clients of their mean losses."""

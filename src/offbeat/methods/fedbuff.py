@@ -19,7 +19,7 @@ from offbeat.schedule.buffer import Buffer
 def fedbuff(
     buffer_size: int = 10,
     local_steps: int | None = None,
-    client_lr: Rate = 0.05,
+    client_lr: Rate = 0.02,  # 0.05 swings under the staleness of a hundred clients
     beta: Rate | None = None,
     staleness: str | Mapping[str, Any] = "constant",
     concurrency: int | None = None,

@@ -1,69 +1,264 @@
-"""Evaluation: a model's outputs on a set, and what metrics make of them. It only looks."""
+"""Evaluation: a model's outputs on a set, or on the sets of many clients, and what metrics make of them. It only looks.
+
+Outputs of at most BATCH samples are there at once, but for metrics that are no means, which see a whole set (of one
+client, where there are many).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
 
 BATCH = 2048  # samples at once ...
 TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
-Measure: TypeAlias = Callable[[Any, Any], Tensor | None]  # (outputs, targets) of a batch -> their mean, if any
+PERCENTILES = (10, 50, 90)
+SPEEDS = ("fast", "middle", "slow")
+Set: TypeAlias = Tensor | Windows
 
 
-class Metric(NamedTuple):
-    """A mean over samples."""
+@dataclass(frozen=True)
+class Figure:
+    """What a column of the metrics is: which data it comes from, and whether more of it is better."""
 
-    name: str
-    of: Measure
+    data: str
+    more_is_better: bool | None
+    share: bool = False
 
 
-def accuracy(outputs: Any, targets: Any) -> Tensor | None:
-    """The share of samples (or of their places, in sequences) whose largest score is that of their class; None where
-    there are no such scores."""
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+@dataclass
+class Faults:
+    """Metrics that raised or gave no number: what they said first, and at which version."""
+
+    first: dict[str, str] = field(default_factory=dict)
+
+    def number(self, name: str, value: Any) -> float | None:
+        """A value as a number, or None and a mark."""
+        if value is None:
+            return None
+        try:
+            plain = value.item() if isinstance(value, Tensor | np.generic) else value
+            number = float(plain) if isinstance(plain, int | float) else math.nan
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        self.mark(name, f"it gave {value!r:.60}, which is no finite number")
         return None
-    if outputs.dim() < 2 or outputs.shape[-1] < 2 or targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
-        return None
-    return (outputs.argmax(dim=-1) == targets).double().mean()
+
+    def mark(self, name: str, said: str) -> None:
+        if name not in self.first:
+            self.first[name] = said
+            warnings.warn(f"metric '{name}' is left out where it fails, and the run goes on: {said}", stacklevel=2)
+
+    def whole(self, name: str, metric: Metric, outputs: Any, targets: Any) -> float | None:
+        copies = [pytree.tree_map(torch.clone, tree) for tree in (outputs, targets)]  # it may write to them
+        try:
+            return self.number(name, metric.of(*copies))
+        except Exception as error:  # whatever a metric of one's own raises
+            self.mark(name, f"{type(error).__name__}: {error}")
+            return None
 
 
 class Evaluation:
-    """The metrics of a model on one set of samples."""
+    """The loss and the metrics of a model on one set of samples, `data` in words."""
 
     def __init__(
-        self, model: FlatModel, x: Tensor | Windows, y: Tensor | Windows, metrics: tuple[Metric, ...] | None = None
-    ) -> None:
-        self.model, self.x, self.y = model, x, y
-        self.metrics = metrics or (Metric("loss", model.mean_loss), Metric("accuracy", accuracy))
+        self, model: FlatModel, x: Set, y: Set, metrics: Mapping[str, Metric] | None = None,
+        data: str = "the test set", faults: Faults | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.x, self.y, self.data = model, x, y, data
+        self.metrics = {"accuracy": METRICS["accuracy"]} if metrics is None else metrics
+        self.faults = faults or Faults()
+
+    def figures(self) -> dict[str, Figure]:
+        own = {name: Figure(self.data, m.more_is_better, m.share) for name, m in self.metrics.items()}
+        return {"loss": Figure(self.data, False), **own}
 
     def __call__(self, flat: Tensor) -> dict[str, Any]:
-        """Each metric of the model with these parameters: a number, or None where it says nothing of such outputs."""
-        sums: dict[str, Tensor | None] = {
-            metric.name: torch.zeros((), dtype=torch.float64, device=self.x.device) for metric in self.metrics
-        }
+        """Each figure of the model with these parameters: a number, or None where a metric says nothing."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
+        sums: dict[str, list[tuple[Tensor, Tensor]] | None] = {n: [] for n, m in self.metrics.items() if m.each}
+        kept: list[Any] = []
         batch = at_once(self.model, self.x)
         for first in range(0, len(self.x), batch):
             targets = self.model.targets(self.y[first : first + batch])
             outputs = self.model.outputs(flat, self.x[first : first + batch])
-            for metric in self.metrics:
-                value, total = metric.of(outputs, targets), sums[metric.name]
-                missing = value is None or total is None
-                sums[metric.name] = None if missing else total + value.double() * len(self.x[first : first + batch])  # type: ignore[operator, union-attr]
-        return {name: None if total is None else float(total) / len(self.x) for name, total in sums.items()}
+            loss = loss + self.model.mean_loss(outputs, targets).double() * len(self.x[first : first + batch])
+            for name in sums:
+                part = self.metrics[name].each(outputs, targets)  # type: ignore[misc]
+                parts = sums[name]
+                sums[name] = None if part is None or parts is None else [*parts, (part[0].sum(), part[1].sum())]
+            if len(sums) < len(self.metrics):
+                kept.append(outputs)
+        values: dict[str, Any] = {"loss": float(loss) / len(self.x)}
+        together = joined(kept) if kept else None
+        for name, metric in self.metrics.items():
+            if name not in sums:
+                values[name] = self.faults.whole(name, metric, together, self.model.targets(self.y[:]))
+                continue
+            parts = sums[name]
+            many = sum(float(count) for _, count in parts or ())
+            mean = sum(float(total) for total, _ in parts or ()) / many if many else None
+            values[name] = None if mean is None else self.faults.number(name, metric.ending(mean))
+        return values
 
 
-def at_once(model: FlatModel, x: Tensor | Windows) -> int:
+class ClientEvaluation:
+    """The same on a set of each client: the mean over clients, the worst, percentiles, and means by speed.
+
+    `rows[i]` are those of client i in `x`, `y`; clients without any do not count. `speed[i]`, where given, is 0, 1 or
+    2 for the fast, the middle and the slow third.
+    """
+
+    def __init__(
+        self, name: str, data: str, model: FlatModel, x: Set, y: Set, rows: Sequence[Any],
+        metrics: Mapping[str, Metric], speed: Sequence[int] | None = None, faults: Faults | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.data, self.model, self.x, self.y = name, data, model, x, y
+        self.clients = [client for client, own in enumerate(rows) if len(own)]
+        own = [np.asarray(rows[client], dtype=np.int64) for client in self.clients]
+        self.sizes = [len(each) for each in own]
+        self.order = torch.from_numpy(np.concatenate(own) if own else np.zeros(0, np.int64)).to(x.device)
+        self.metrics, self.faults = metrics, faults or Faults()
+        self.speed = None if speed is None else np.array([speed[client] for client in self.clients])
+        self.last: dict[str, list[float | None]] = {}  # of each client, at the last look
+
+    def figures(self) -> dict[str, Figure]:
+        found = {}
+        ends = ["mean", "worst", *(f"p{each}" for each in PERCENTILES), *(SPEEDS if self.speed is not None else ())]
+        named = {"loss": (False, False), **{name: (m.more_is_better, m.share) for name, m in self.metrics.items()}}
+        for name, (more, share) in named.items():
+            for end in ends:
+                if end != "worst" or more is not None:
+                    found[f"{self.name}_{name}_{end}"] = Figure(self.data, more, share)
+        return found
+
+    def __call__(self, flat: Tensor) -> dict[str, Any]:
+        self.last = self.each(flat)
+        values: dict[str, Any] = dict.fromkeys(self.figures())
+        for name, seen in self.last.items():
+            there = np.array([place for place, value in enumerate(seen) if value is not None], dtype=np.int64)
+            if not len(there):
+                continue
+            numbers = np.array([seen[place] for place in there], dtype=np.float64)
+            more = False if name == "loss" else self.metrics[name].more_is_better
+            ends = {"mean": numbers.mean(), **{f"p{p}": np.percentile(numbers, p) for p in PERCENTILES}}
+            if more is not None:
+                ends["worst"] = numbers.min() if more else numbers.max()
+            if self.speed is not None:
+                for number, speed in enumerate(SPEEDS):
+                    mine = numbers[self.speed[there] == number]
+                    ends[speed] = mine.mean() if len(mine) else None
+            values |= {f"{self.name}_{name}_{end}": None if v is None else float(v) for end, v in ends.items()}
+        return values
+
+    def each(self, flat: Tensor) -> dict[str, list[float | None]]:
+        """Every figure of every client. Means are summed over batches that hold many clients; other metrics get the
+        outputs of one client at a time."""
+        many = len(self.clients)
+        owner = torch.repeat_interleave(torch.arange(many), torch.tensor(self.sizes, dtype=torch.long)).to(
+            self.x.device
+        )
+        means = {name: metric for name, metric in self.metrics.items() if metric.each}
+        totals = {name: torch.zeros(2, many, dtype=torch.float64, device=self.x.device) for name in ("loss", *means)}
+        silent: set[str] = set()
+        others = {name: metric for name, metric in self.metrics.items() if name not in means}
+        found: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
+        batch = at_once(self.model, self.x)
+        for group, begin, end in groups(self.sizes, batch):
+            rows = self.order[begin:end]
+            kept = []
+            for first in range(0, len(rows), batch):
+                part = rows[first : first + batch]
+                outputs, targets = self.model.outputs(flat, self.x[part]), self.model.targets(self.y[part])
+                mine = owner[begin + first : begin + first + len(part)]
+                ones = torch.ones(len(part), dtype=torch.float64, device=self.x.device)
+                for name, sums in (
+                    ("loss", (self.losses(outputs, targets), ones)),
+                    *((name, metric.each(outputs, targets)) for name, metric in means.items()),  # type: ignore[misc]
+                ):
+                    if sums is None:
+                        silent.add(name)
+                        continue
+                    for side in (0, 1):
+                        totals[name][side].index_add_(0, mine, sums[side].double())
+                kept += [outputs] if others else []
+            if others:
+                together, targets = joined(kept), self.model.targets(self.y[rows])
+                place = 0
+                for client in group:
+                    size = self.sizes[client]
+                    for name, metric in others.items():
+                        piece, true = (cut(tree, place, place + size) for tree in (together, targets))
+                        found[name][client] = self.faults.whole(name, metric, piece, true)
+                    place += size
+        for name, (sums, counts) in ((name, total.tolist()) for name, total in totals.items()):
+            if name in silent:
+                continue
+            ending = float if name == "loss" else self.metrics[name].ending
+            for client in range(many):
+                if counts[client]:
+                    found[name][client] = self.faults.number(name, ending(sums[client] / counts[client]))
+        return found
+
+    def losses(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of each sample by itself: the loss of a batch is the mean of them."""
+
+        def one(output: Any, target: Any) -> Tensor:
+            return self.model.mean_loss(*(pytree.tree_map(lambda t: t[None], tree) for tree in (output, target)))
+
+        try:
+            return torch.vmap(one)(outputs, targets)
+        except Exception:  # a loss of one's own that vmap does not take
+            many = len(pytree.tree_leaves(outputs)[0])
+            single = [[cut(tree, n, n + 1) for tree in (outputs, targets)] for n in range(many)]
+            return torch.stack([self.model.mean_loss(*pair) for pair in single])
+
+
+def cut(tree: Any, begin: int, end: int) -> Any:
+    """Rows of outputs or targets, of however many parts."""
+    return pytree.tree_map(lambda part: part[begin:end], tree)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    return batches[0] if len(batches) == 1 else pytree.tree_map(lambda *parts: torch.cat(parts), *batches)
+
+
+def at_once(model: FlatModel, x: Set) -> int:
     """Samples that are looked at together."""
     form = model.forms.inputs
     tokens = x.length if isinstance(x, Windows) else form.tokens if form is not None else None
     return max(1, min(BATCH, TOKENS // (tokens or 1)))
+
+
+def groups(sizes: Sequence[int], most: int) -> list[tuple[range, int, int]]:
+    """Clients one after another, as many as have `most` samples together (or one that has more), and their rows.
+
+    >>> groups([3, 4, 9, 1], 8)
+    [(range(0, 2), 0, 7), (range(2, 3), 7, 16), (range(3, 4), 16, 17)]
+    """
+    found: list[tuple[range, int, int]] = []
+    place = 0
+    for client, size in enumerate(sizes):
+        if found and found[-1][2] - found[-1][1] + size <= most:
+            found[-1] = (range(found[-1][0].start, client + 1), found[-1][1], place + size)
+        else:
+            found.append((range(client, client + 1), place, place + size))
+        place += size
+    return found
 
 
 def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:

@@ -58,7 +58,7 @@ def train(work: Training, run: Run, label: str) -> Record:
     outcome = watched(experiment, work.training_looks, label)
     result, rows = outcome.result, outcome.metrics
     failed = result["ended"] if result["ended"].startswith("stopped") else None
-    target = str(experiment.targets[0]) if experiment.targets else None
+    target = str(next(iter(experiment.targets))) if experiment.targets else None
     reached, smooth = (result[name].get(target) or {} for name in ("reached", "reached_smoothed"))
     seconds = reached.get("virtual_seconds")
     seen = [row["accuracy"] for row in rows[1:] if row["accuracy"] is not None]

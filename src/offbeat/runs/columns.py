@@ -38,7 +38,19 @@ def write_trace(rows: Sequence[Row], path: Path) -> None:
 
 
 def metrics_table(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=METRICS)
+    """One row per evaluation. What there is besides METRICS are further metrics, numbers all."""
+    further = [name for name in rows[0] if name not in METRICS.names] if rows else []
+    return pa.Table.from_pylist(rows, schema=with_further(further))
+
+
+def with_further(names: Iterable[str]) -> pa.Schema:
+    return pa.schema([*METRICS, *((name, pa.float64()) for name in names)])
+
+
+def fits_schema(schema: pa.Schema, name: str) -> bool:
+    """Whether a file's columns are those of a trace, or of metrics with perhaps some more."""
+    further = schema.names[len(METRICS) :]
+    return bool(schema.equals(with_further(further) if name == "metrics" else SCHEMAS[name]))
 
 
 def batches(sources: Iterable[Source], name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -46,7 +58,7 @@ def batches(sources: Iterable[Source], name: str, columns: Sequence[str] | None 
     for path, count in sources:
         try:
             with pq.ParquetFile(path) as file:
-                if not file.schema_arrow.equals(SCHEMAS[name]):
+                if not fits_schema(file.schema_arrow, name):
                     raise StorageError(f"{path} is no {name} of a run: its columns are others")
                 if file.metadata.num_rows < count:
                     raise StorageError(f"{path} has {file.metadata.num_rows} rows instead of {count}")
@@ -72,7 +84,8 @@ def whole(path: Path) -> Source:
 
 def join(sources: Sequence[Source], name: str, target: Path) -> None:
     """Write these files as one, in row groups of one size."""
-    with pq.ParquetWriter(target, SCHEMAS[name]) as writer:
+    schema = pq.read_schema(sources[0][0]) if sources and name == "metrics" else SCHEMAS[name]
+    with pq.ParquetWriter(target, schema) as writer:
         waiting: list[pa.RecordBatch] = []
         for batch in batches(sources, name):
             waiting.append(batch)
@@ -80,7 +93,7 @@ def join(sources: Sequence[Source], name: str, target: Path) -> None:
                 table = pa.Table.from_batches(waiting)
                 writer.write_table(table.slice(0, GROUP).combine_chunks(), GROUP)
                 waiting = table.slice(GROUP).to_batches()
-        writer.write_table(pa.Table.from_batches(waiting, SCHEMAS[name]).combine_chunks(), GROUP)
+        writer.write_table(pa.Table.from_batches(waiting, schema).combine_chunks(), GROUP)
 
 
 class StoredRows:

@@ -17,7 +17,7 @@ from offbeat.runs.lock import LOCK, Lock
 from offbeat.runs.manifest import NAME, Manifest, read_manifest
 
 PARTS = "parts"
-OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|model\.safetensors"
+OWN = re.compile(r"(manifest\.json|config\.toml|(trace|metrics|clients)\.parquet|result\.json|(model|best)\.safetensors"
                  r"|checkpoint-\d+\.safetensors|live\.json|jobs\.safetensors)(\.new)?")  # fmt: skip
 OWN_PARTS = re.compile(r"(trace|metrics)-\d+\.parquet(\.new)?")
 
@@ -93,13 +93,13 @@ class Folder:
             self.lock.release()
 
 
-def reopened(path: Path) -> Folder:
-    """The directory of a comparison, to add to it; where there is none yet, a new one."""
+def reopened(path: Path, kind: str = "comparison") -> Folder:
+    """The directory of a comparison (or a tuning), to add to it; where there is none yet, a new one."""
     if not path.exists() or not entries(path):
-        return Folder(path, "comparison")
+        return Folder(path, kind)
     manifest = read_manifest(path)
-    if manifest is None or manifest.kind != "comparison":
-        raise OffbeatError(f"{path} is not the directory of a comparison; give that, or a new or empty one")
+    if manifest is None or manifest.kind != kind:
+        raise OffbeatError(f"{path} is not the directory of a {kind}; give that, or a new or empty one")
     files = {"comparison.png", "comparison.md", "comparison.html"} - manifest.files.keys()
     strange = [name for name in sorted(files) if (path / name).exists()]
     if strange:

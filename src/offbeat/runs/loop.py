@@ -12,20 +12,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import torch
 
 from offbeat.engines.engine import Done
 from offbeat.errors import BadNumbers, Interrupted, OffbeatError
+from offbeat.numerics.evaluation import Figure
 from offbeat.records import Row
 from offbeat.runs.account import Account
+from offbeat.runs.callbacks import Callback, Callbacks, Divergence, View
+from offbeat.runs.columns import metrics_table
+from offbeat.runs.layout import page_table
 from offbeat.runs.progress import Progress
+from offbeat.runs.report import comparison_table
 from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Checkpoint
-from offbeat.runs.target import SMOOTH, crossing, stop_reason
+from offbeat.runs.target import SMOOTH, crossing, stop_reason, target_key, target_list
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.trace import difference
 
@@ -46,6 +53,12 @@ class Evaluate:
 
     every_commits: int | None = None
     every_seconds: float | None = None
+    metrics: list[Any] | None = None  # further ones, by name
+    on: Literal["test", "train", "held-out"] | None = None  # where the figures come from
+    clients: bool | None = None  # single clients, too; left out: where there are sets of them
+    training_loss: bool | None = None  # the mean over clients of the loss over their shards
+    hold_out: float | None = None  # a share of every shard that is not trained on, but looked at
+    unseen: int | None = None  # clients that never train, but are looked at
 
     def due(self, version: int, before: float, now: float) -> bool:
         if self.every_commits is not None and version % self.every_commits == 0:
@@ -64,13 +77,35 @@ class Outcome:
     model: dict[str, torch.Tensor]
 
     def __repr__(self) -> str:
-        return f"Outcome({self.result})"
+        r = self.result
+        score = "" if r["accuracy_final"] is None else f", accuracy {r['accuracy_final']:.4f}"
+        loss = "" if r["loss_final"] is None else f", loss {r['loss_final']:.4g}"
+        return f"Outcome({r['method']} on {r['task']}: {r['commits']} commits{score}{loss}; {r['ended']})"
+
+    def _repr_html_(self) -> str:
+        made = comparison_table({self.result["method"]: [self.result]}, next(iter(self.result["reached"]), None))
+        return page_table(made.columns, made.rows, f"{self.result['task']} on {self.result['fleet']}")
+
+    def frame(self) -> Any:
+        """The evaluations as a table: a pandas DataFrame where pandas is there, else an Arrow table."""
+        return frame(self.metrics)
+
+    def plot(self, metric: str | None = None, against: str = "time", target: float | None = None) -> Any:
+        """A Matplotlib figure of a metric against time, commits, samples, bytes or d2d."""
+        from offbeat.runs.curves import drawn  # Matplotlib is loaded when something is drawn
+
+        return drawn({self.result["method"]: [self]}, metric, against, target)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["result"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    table = metrics_table(rows)
+    return table if find_spec("pandas") is None else table.to_pandas()
 
 
 class Config(Protocol):
@@ -81,11 +116,12 @@ class Config(Protocol):
     @property
     def until(self) -> Mapping[str, float]: ...
     @property
-    def evaluate(self) -> Mapping[str, float]: ...
+    def evaluate(self) -> Mapping[str, Any]: ...
     @property
-    def targets(self) -> Sequence[float]: ...
+    def targets(self) -> Sequence[float] | Mapping[str, Sequence[float]]: ...
     @property
     def checkpoint_seconds(self) -> float: ...
+    def table(self) -> dict[str, Any]: ...
 
 
 class Engine(Protocol):
@@ -102,6 +138,16 @@ class Engine(Protocol):
         """Strike off the jobs of a horizon that were computed before a checkpoint."""
 
     def evaluate(self) -> Mapping[str, Any]: ...
+    @property
+    def figures(self) -> Mapping[str, Figure]:
+        """What each metric is."""
+
+    def faults(self) -> dict[str, str]:
+        """What metrics said that failed."""
+
+    def client_figures(self) -> Mapping[str, Sequence[float | None]]:
+        """What the last evaluation found of each client."""
+
     def finite(self) -> bool: ...
     def model(self) -> dict[str, torch.Tensor]: ...
     def report(self) -> dict[str, Any]: ...
@@ -133,19 +179,37 @@ def go(
     horizon: Horizon,
     account: Account,
     store: Store | None,
-    progress: Progress | None,
+    progress: Callback | None,
     history: History | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Run to the end, whatever it is, and leave the directory so that it can be read and taken up again."""
-    with closing(engine):
-        return conducted(config, parts, engine, horizon, account, store, progress, history)
+    watching = Callbacks([*callbacks, *([] if progress is None else [progress])])
+    loop = Loop(config, engine, account, store, watching)
+    loop.view = view_of(config, parts, loop)
+    try:
+        with closing(engine):
+            return finished(loop, parts, horizon, history)
+    except OffbeatError as error:
+        if error.outcome is None:
+            watching.tell("ended", loop.view, {"ended": f"stopped: {error}"})
+        raise
+    finally:
+        if isinstance(progress, Progress):
+            progress.close()
+        del loop.view  # it holds the loop: files that are open should not wait for Python to look for circles
 
 
-def conducted(
-    config: Config, parts: Parts, engine: Engine, horizon: Horizon, account: Account, store: Store | None,
-    progress: Progress | None, history: History | None,
-) -> Outcome:  # fmt: skip
-    loop = Loop(config, engine, account, store, progress)
+def view_of(config: Config, parts: Parts, loop: Loop) -> View:
+    """What callbacks see of a run."""
+    return View(
+        parts.method.name, parts.task.name, parts.fleet.name, config.seed, config.table(),
+        None if loop.store is None else loop.store.path, config.until, loop.engine.figures, loop,
+    )  # fmt: skip
+
+
+def finished(loop: Loop, parts: Parts, horizon: Horizon, history: History | None) -> Outcome:
+    engine, account, store = loop.engine, loop.account, loop.store
     failure: OffbeatError | None = None
     try:
         with engine.settings, loop.listening(horizon):
@@ -157,18 +221,17 @@ def conducted(
     except BadNumbers as error:
         ended, failure = f"stopped: {error}", error
     except (KeyboardInterrupt, Interrupted):
-        ended, failure = "interrupted", Interrupted("interrupted; what was committed is kept, `offbeat resume` goes on")
+        ended, failure = "interrupted", Interrupted(loop.farewell())
         if not loop.settled:  # in the midst of a step: the directory stays as the last checkpoint left it
             raise failure from None
-    finally:
-        if progress is not None:
-            progress.close()
     result = loop.result(parts, ended) | {"refused": dict(horizon.driver.refused)}
     model = engine.model()
     if store is not None:
         counts = account.participation
         loop.save(horizon)
-        store.close(result, model, [{"client": c, "updates": counts[c]} for c in range(account.clients)])
+        best = loop.callbacks.kept()
+        store.close(result, model, client_rows(account.clients, counts, engine.client_figures()), best)
+    loop.callbacks.tell("ended", loop.view, result)
     outcome = Outcome(result, loop.metrics, model)
     if failure is not None:
         failure.outcome = outcome
@@ -180,14 +243,19 @@ class Loop:
     """The state of one run in progress."""
 
     def __init__(
-        self, config: Config, engine: Engine, account: Account, store: Store | None, progress: Progress | None
+        self, config: Config, engine: Engine, account: Account, store: Store | None, callbacks: Callbacks
     ) -> None:
         self.config = config
         self.engine = engine
         self.account = account
         self.store = store
-        self.progress = progress
-        self.evaluate = Evaluate(**config.evaluate)  # type: ignore[arg-type]
+        self.callbacks = callbacks
+        self.view: View
+        self.seen: list[Mapping[str, Any]] = []  # the metrics as callbacks see them
+        self.asked: str | None = None  # why a callback wants an end
+        self.before_closing: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # callbacks' state then
+        self.kept_commit: int | None = None  # that of the last checkpoint
+        self.evaluate = Evaluate(**config.evaluate)
         self.metrics: list[dict[str, Any]] = []
         self.saved = time.perf_counter()
         self.began = time.perf_counter()
@@ -235,6 +303,9 @@ class Loop:
             problem = difference(history.recorded, islice(history.again(), facts["rows"][0]))
             raise OffbeatError(f"this run cannot be resumed: its schedule has changed ({problem})")
         self.metrics += history.metrics
+        self.seen += [MappingProxyType(dict(row)) for row in history.metrics]
+        self.kept_commit = version
+        self.callbacks.restore(history.point.tensors, facts.get("callbacks", {}))
         self.saved = time.perf_counter()
 
     def pass_steps(self, horizon: Horizon, digest: Digest, version: int) -> None:
@@ -250,11 +321,29 @@ class Loop:
         if self.stop:
             raise Interrupted
 
+    def model(self) -> dict[str, torch.Tensor]:
+        """A copy of the newest version, for callbacks."""
+        return self.engine.model()
+
+    def ask(self, reason: str | None) -> None:
+        self.asked = self.asked or reason
+
+    def farewell(self) -> str:
+        """What an interrupt leaves behind."""
+        commit = self.account.commits
+        if self.store is None:
+            return f"interrupted at commit {commit}; without a run directory (--out) nothing of it is kept"
+        if not self.settled:
+            commit = self.kept_commit or 0
+        where = self.store.path
+        return f"interrupted; {where} has all up to commit {commit}, and `offbeat resume {where}` goes on from there"
+
     def run(self, horizon: Horizon) -> str:
+        self.ask(self.callbacks.tell("began", self.view))
         if not self.metrics:
             self.look()
-        self.require_finite({name: self.metrics[-1][name] for name in ("loss", "accuracy")})  # of a resumed run, too
-        reason = self.reached()
+        self.require_finite(self.metrics[-1])  # of a resumed run, too
+        reason = self.reached() or self.asked
         commits = self.engine.commits(horizon)
         while reason is None:
             self.settled = False
@@ -264,9 +353,15 @@ class Loop:
             reason = self.take(done, horizon)
         if self.metrics[-1]["commit"] != self.account.commits:
             self.closing = self.account.commits
+            self.before_closing = self.callbacks.state()
             self.look()
         self.settled = True
         return reason or self.reached() or self.limit_reached(horizon)
+
+    def note_look(self, row: Mapping[str, Any]) -> None:
+        """Tell everyone of an evaluation."""
+        self.seen.append(MappingProxyType(dict(row)))
+        self.ask(self.callbacks.tell("evaluated", self.view))
 
     def take(self, done: Done, horizon: Horizon) -> str | None:
         before = self.account.time
@@ -274,20 +369,24 @@ class Loop:
         if self.evaluate.due(done.version, before, done.step.time):
             self.look()
         self.settled = True
-        if self.progress is not None:
-            self.progress.show(self.account, self.metrics[-1])
+        self.ask(self.callbacks.tell("committed", self.view))
         self.heed()
-        if self.store is not None and time.perf_counter() - self.saved > self.config.checkpoint_seconds:
+        reason = self.reached() or self.asked
+        late = time.perf_counter() - self.saved > self.config.checkpoint_seconds
+        if self.store is not None and late and reason is None:
             self.save(horizon)
-        return self.reached()
+        return reason
 
     def save(self, horizon: Horizon) -> None:
         """Write a checkpoint."""
         assert self.store is not None
         tensors, facts = self.engine.state()
         ahead, known = horizon_state(horizon, self.account.commits)
-        spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began}
-        self.store.checkpoint(tensors | ahead, facts | spent | {"horizon": known, "account": self.account.state()})
+        watching, states = self.before_closing or self.callbacks.state()
+        spent = {"closing": self.closing, "wall_seconds": time.perf_counter() - self.began, "callbacks": states}
+        facts |= spent | {"horizon": known, "account": self.account.state()}
+        self.store.checkpoint(tensors | ahead | watching, facts)
+        self.kept_commit = self.account.commits
         self.saved = time.perf_counter()
 
     def reached(self) -> str | None:
@@ -297,7 +396,7 @@ class Loop:
             if spent >= self.config.until.get(name, math.inf):
                 return f"{name} {spent:.0f} >= {self.config.until[name]}"
         looked = self.metrics[-1]["commit"] == self.account.commits
-        return stop_reason(self.config.until, self.metrics) if looked else None
+        return stop_reason(self.config.until, self.metrics, self.engine.figures) if looked else None
 
     def note(self, rows: list[Row], jobs: tuple[tuple[int, int], ...], staleness: list[int]) -> None:
         self.account.take(rows, jobs, staleness)
@@ -306,28 +405,17 @@ class Loop:
 
     def look(self) -> None:
         metrics = self.engine.evaluate()
-        a = self.account
-        updates = sum(a.staleness.values())
-        row = {
-            "commit": a.commits,
-            "virtual_seconds": a.time,
-            "accuracy": metrics["accuracy"],
-            "loss": metrics["loss"],
-            "client_steps": a.client_steps,
-            "samples": a.samples,
-            "bytes_up": round(a.bytes_up),
-            "bytes_down": round(a.bytes_down),
-            "bytes_d2d": round(a.bytes_d2d),
-            "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
-        }
+        row = row_of(self.account, metrics)
         self.metrics.append(row)
         if self.store is not None:
             self.store.metrics.append(row)
+        self.note_look(row)
         self.require_finite(metrics)
 
     def require_finite(self, metrics: Mapping[str, float | None]) -> None:
         """Stops a run whose model or result is no number any more, though every update that came in was finite."""
-        bad = [f"its {name} is {value}" for name, value in metrics.items() if not math.isfinite(value or 0.0)]
+        loss = metrics["loss"]
+        bad = [] if math.isfinite(loss or 0.0) else [f"its loss is {loss}"]
         if not self.engine.finite():
             bad.append("it holds NaN or infinity")
         if bad:
@@ -346,8 +434,8 @@ class Loop:
 
     def result(self, parts: Parts, ended: str) -> dict[str, Any]:
         seen = [row["accuracy"] for row in self.metrics if row["accuracy"] is not None]
-        aims = [self.config.until[name] for name in ("accuracy", "accuracy_smoothed") if name in self.config.until]
-        targets = sorted({*self.config.targets, *aims})
+        figures = self.engine.figures
+        targets = target_list(self.config.targets, self.config.until, figures)
         summary = self.account.summary()
         computed = self.engine.report()
         return {
@@ -362,14 +450,63 @@ class Loop:
             "accuracy_final": seen[-1] if seen else None,
             "accuracy_best": max(seen) if seen else None,
             "loss_final": self.metrics[-1]["loss"] if self.metrics else None,
-            "reached": {str(t): reached(self.metrics, t, 1) for t in targets},
-            "reached_smoothed": {str(t): reached(self.metrics, t, SMOOTH) for t in targets},
+            "metrics": {name: summed_up(self.metrics, name, figure) for name, figure in figures.items()},
+            "metric_faults": self.engine.faults(),
+            "callback_faults": self.callbacks.faults,
+            "diverging": next((c.said for c in self.callbacks.each if isinstance(c, Divergence)), None),
+            "reached": {target_key(n, t): reached(self.metrics, n, t, 1, figures) for n, t in targets},
+            "reached_smoothed": {target_key(n, t): reached(self.metrics, n, t, SMOOTH, figures) for n, t in targets},
             "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),
             **computed,
             "wall_seconds": time.perf_counter() - self.began,
         }
 
 
-def reached(metrics: Sequence[Mapping[str, Any]], target: float, smooth: int) -> dict[str, Any] | None:
-    at = crossing(metrics, target, smooth)
+def row_of(a: Account, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the metrics: what was spent, and what an evaluation found."""
+    updates = sum(a.staleness.values())
+    row = {
+        "commit": a.commits,
+        "virtual_seconds": a.time,
+        "accuracy": metrics["accuracy"],
+        "loss": metrics["loss"],
+        "client_steps": a.client_steps,
+        "samples": a.samples,
+        "bytes_up": round(a.bytes_up),
+        "bytes_down": round(a.bytes_down),
+        "bytes_d2d": round(a.bytes_d2d),
+        "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
+    }
+    return row | {name: value for name, value in metrics.items() if name not in row}
+
+
+def reached(
+    metrics: Sequence[Mapping[str, Any]], name: str, target: float, smooth: int, figures: Mapping[str, Figure]
+) -> dict[str, Any] | None:
+    more = name not in figures or bool(figures[name].more_is_better)
+    at = crossing(metrics, target, smooth, name, more)
     return None if at is None else {"commit": at.commit, "virtual_seconds": at.virtual_seconds}
+
+
+def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -> dict[str, Any]:
+    """A metric of a whole run: at its end and at its best, and which data it comes from."""
+    seen = [(row[name], row["commit"]) for row in metrics if row.get(name) is not None]
+    more = figure.more_is_better
+    best = None if not seen or more is None else (max if more else min)(value for value, _ in seen)
+    return {
+        "final": seen[-1][0] if seen else None,
+        "best": best,
+        "best_commit": next((commit for value, commit in seen if value == best), None),
+        "more_is_better": more,
+        "data": figure.data,
+    }
+
+
+def client_rows(
+    clients: int, updates: Mapping[int, int], figures: Mapping[str, Sequence[float | None]]
+) -> list[dict[str, Any]]:
+    """One row per client: its updates, and what the last evaluation found of it."""
+    return [
+        {"client": c, "updates": updates[c], **{name: values[c] for name, values in figures.items()}}
+        for c in range(clients)
+    ]

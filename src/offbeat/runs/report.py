@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
-from rich.table import Table
+
+from offbeat.runs.bands import interval
+from offbeat.runs.layout import markdown as markdown
+from offbeat.runs.tables import laid_out
 
 
 def show_records(title: str, records: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -23,23 +28,6 @@ def spoken(value: Any) -> str:
     if not isinstance(value, float):
         return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-COLUMNS = (
-    "method",
-    "accuracy",
-    "best",
-    "loss",
-    "commits",
-    "virtual s",
-    "client-steps",
-    "MB up",
-    "MB down",
-    "MB d2d",
-    "stale",
-    "idle",
-    "to target",
-)
 
 
 def amount(value: float | None, digits: int = 2) -> str:
@@ -63,43 +51,100 @@ def average(results: Sequence[Mapping[str, Any]], *path: str) -> float | None:
     return mean(found)
 
 
-def comparison_rows(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: float | None) -> list[list[str]]:
-    """One row per label, figures averaged over seeds."""
-    rows = []
-    for label, results in runs.items():
-        reached = None if target is None else average(results, "reached", str(target), "virtual_seconds")
-        some = any(r["reached"].get(str(target)) for r in results) if target is not None else False
-        megabytes = [average(results, name) for name in ("bytes_up", "bytes_down", "bytes_d2d")]
-        rows.append(
-            [
-                label,
-                amount(average(results, "accuracy_final"), 4),
-                amount(average(results, "accuracy_best"), 4),
-                significant(average(results, "loss_final")),
-                amount(average(results, "commits"), 0),
-                amount(average(results, "virtual_seconds"), 1),
-                amount(average(results, "client_steps"), 0),
-                *(amount(None if many is None else many / 1e6, 1) for many in megabytes),
-                amount(average(results, "staleness", "mean"), 1),
-                amount(average(results, "idle_share")),
-                f"{reached:,.1f} s" if reached is not None else ("some seeds" if some else "-"),
-            ]
-        )
-    return rows
+SHORT = {"the test set": "test", "the training data": "train", "the held-out parts of shards": "held-out"}
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+class Figures(NamedTuple):
+    """A table: names, cells, and a rank for each column, of which the largest is the first to go."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    ranks: list[int]
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+def comparison_table(runs: Mapping[str, Sequence[Mapping[str, Any]]], target: str | None) -> Figures:
+    """One row per label, figures averaged over seeds; of several seeds with the half of a 95 % interval. Beside the
+    name of a metric stands the data that it comes from."""
+    every = [result for results in runs.values() for result in results]
+    scored = any(result["accuracy_final"] is not None for result in every)
+    named: list[tuple[str, int, Callable[[Sequence[Mapping[str, Any]]], str]]] = []
+    if scored:
+        named.append((titled("accuracy", every), 1, lambda r: spread(r, 4, "accuracy_final")))
+        named.append(("best", 4, lambda r: amount(average(r, "accuracy_best"), 4)))
+    named.append((titled("loss", every), 5 if scored else 1, lambda r: significant(average(r, "loss_final"))))
+    for name in further(every):
+        named.append((titled(name, every), 3, partial(last_value, name)))
+    named += [
+        ("commits", 7, lambda r: amount(average(r, "commits"), 0)),
+        ("virtual s", 6, lambda r: amount(average(r, "virtual_seconds"), 1)),
+        ("client-steps", 10, lambda r: amount(average(r, "client_steps"), 0)),
+        ("MB up", 8, lambda r: amount(millions(average(r, "bytes_up")), 1)),
+        ("MB down", 9, lambda r: amount(millions(average(r, "bytes_down")), 1)),
+        ("MB d2d", 13, lambda r: amount(millions(average(r, "bytes_d2d")), 1)),
+        ("stale", 11, lambda r: amount(average(r, "staleness", "mean"), 1)),
+        ("idle", 12, lambda r: amount(average(r, "idle_share"))),
+    ]
+    if target is not None:
+        named.append((f"s to {target}", 2, lambda r: time_to(r, target)))
+    rows = [[label, *(tell(results) for _, _, tell in named)] for label, results in runs.items()]
+    return Figures(["method", *(name for name, _, _ in named)], rows, [0, *(rank for _, rank, _ in named)])
+
+
+def titled(name: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """A metric with its data, where that is the same in all results."""
+    data = {result.get("metrics", {}).get(name, {}).get("data") for result in results}
+    if len(data) > 1 or not data or None in data:
+        return name
+    return f"{name} ({SHORT[one]})" if (one := data.pop()) in SHORT else name
+
+
+def further(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Metrics that were asked for; of single clients the worst alone."""
+    names = dict.fromkeys(name for result in results for name in result.get("metrics", {}))
+    heads = ("own_", "held_out_", "unseen_", "shard_")
+    worst = [name for name in names if name.startswith(heads) and name.endswith(("accuracy_worst", "loss_worst"))]
+    scores = [name for name in worst if "accuracy" in name]
+    plain = [name for name in names if not name.startswith(heads) and name not in ("accuracy", "loss")]
+    return [*plain, *(scores if any(filled(results, name) for name in scores) else worst)]
+
+
+def last_value(name: str, results: Sequence[Mapping[str, Any]]) -> str:
+    return significant(average(results, "metrics", name, "final"))
+
+
+def filled(results: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(result.get("metrics", {}).get(name, {}).get("final") is not None for result in results)
+
+
+def millions(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def spread(results: Sequence[Mapping[str, Any]], digits: int, *path: str) -> str:
+    """A mean, and the half of its 95 % interval where there are several seeds."""
+    values = [result[path[0]] for result in results]
+    if None in values:
+        return "-"
+    found = interval(values)
+    return f"{found.mean:,.{digits}f}" + ("" if found.high is None else f" ±{found.half:.{digits}f}")
+
+
+def time_to(results: Sequence[Mapping[str, Any]], target: str) -> str:
+    times = [(result["reached"].get(target) or {}).get("virtual_seconds") for result in results]
+    there = [value for value in times if value is not None]
+    if len(there) == len(times):
+        return f"{mean(there):,.1f}"
+    return f"{len(there)} of {len(times)} seeds" if there else "not reached"
+
+
+def show(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console,
+    ranks: Sequence[int] | None = None,
+) -> None:  # fmt: skip
+    """A table on a terminal of any width, or in a pipe, where no column goes."""
+    lines = laid_out(columns, rows, console.width, ranks, drop=console.is_terminal)
+    for line in [*textwrap.wrap(title, max(20, console.width)), *lines]:
+        console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ignore", crop=False)
 
 
 def write_table(path: Path, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:

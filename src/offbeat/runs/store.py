@@ -4,6 +4,7 @@
     config.toml          what reproduces the run           clients.parquet      one row per client
     trace.parquet        every command and event           model.safetensors    the last version, by parameter name
     result.json          the figures, and how it ended     checkpoint-N.safetensors   all that a resumed run needs
+    best.safetensors     the best version, where a callback keeps it
 
 While a run goes on, trace and metrics are written in parts (`parts/`), which are joined when it ends. New files get
 new names, the manifest that lists them comes last, and only then do old ones go: whenever a run is killed, what is
@@ -111,7 +112,10 @@ class Store:
             manifest.checkpoints = [*manifest.checkpoints[-1:], name]
             self.write_manifest()
 
-    def close(self, result: dict[str, Any], model: dict[str, torch.Tensor], clients: list[dict[str, Any]]) -> None:
+    def close(
+        self, result: dict[str, Any], model: dict[str, torch.Tensor], clients: list[dict[str, Any]],
+        best: dict[str, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Join the parts and write what the run came to. Comes after a checkpoint."""
         text = json.dumps(strict(result), indent=2, allow_nan=False)
         with storing(self.path):
@@ -126,8 +130,10 @@ class Store:
                 ("clients.parquet", partial(pq.write_table, pa.Table.from_pylist(clients))),
                 ("model.safetensors", lambda at: save_file(model, at)),
                 ("result.json", lambda at: at.write_text(text + "\n")),
+                ("best.safetensors", lambda at: save_file(best or {}, at)),
             ):
-                files[name] = write_file(self.path / name, write)
+                if name != "best.safetensors" or best is not None:
+                    files[name] = write_file(self.path / name, write)
             self.manifest.finished = True
             self.write_manifest()
 
@@ -137,7 +143,7 @@ class Store:
         named = {"config.toml", *manifest.checkpoints, *(name for name, _ in (*manifest.trace, *manifest.metrics))}
         named.update(manifest.live)
         if manifest.finished:
-            named |= {"clients.parquet", "model.safetensors", "result.json"}
+            named |= {"clients.parquet", "model.safetensors", "result.json", "best.safetensors"}
         manifest.files = {name: mark for name, mark in manifest.files.items() if name in named}
         self.lock.check()
         if (self.path / PARTS).exists():

@@ -21,7 +21,7 @@ from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
 
 # They change neither schedule nor numbers. Of an engine the numbers rest on its tiles alone: a run that has them keeps
 # them, whoever goes on with it, and one that gets them has it in its record.
-FREE = ("until", "targets", "checkpoint_seconds", "client_memory", "engine", "workers", "address")
+FREE = ("until", "targets", "checkpoint_seconds", "client_memory", "engine", "workers", "address", "callbacks")
 
 
 @dataclass(frozen=True)

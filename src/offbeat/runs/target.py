@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from offbeat.errors import shown, unknown
 from offbeat.options import fits
@@ -14,17 +14,48 @@ LIMITS = (
     "accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down",
     "bytes_d2d",
 )  # fmt: skip
+SILENT = "nobody said whether more of '{}' is better; say it (more_is_better = true or false)"
 SMOOTH = 5  # evaluations in the running mean of the smoothed crossing
 
 
-def limit_problems(until: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a table of limits; empty when nothing is."""
-    found = [f"until: {unknown('limit', name, LIMITS)}" for name in until if name not in LIMITS]
-    for name in set(until) & set(LIMITS):
-        value = until[name]
+class Figure(Protocol):
+    """What a metric is: whether more of it is better (None: nobody said), and whether it is a share."""
+
+    @property
+    def more_is_better(self) -> bool | None: ...
+    @property
+    def share(self) -> bool: ...
+
+
+def plain_name(name: str) -> str:
+    """The metric that a limit speaks of.
+
+    >>> plain_name("mae_smoothed"), plain_name("mae")
+    ('mae', 'mae')
+    """
+    return name.removesuffix("_smoothed")
+
+
+def limit_problems(until: Mapping[str, Any], figures: Mapping[str, Figure] | None = None) -> list[str]:
+    """What is wrong with a table of limits; empty when nothing is. `figures` are metrics that may be limits, too."""
+    figures = figures or {}
+    found = []
+    for name in until:
+        if name in LIMITS or plain_name(name) in figures:
+            continue
+        found.append(f"until: {unknown('limit', name, [*LIMITS, *figures])}")
+    for name in until:
+        value, figure = until[name], figures.get(plain_name(name))
+        if name not in LIMITS and figure is None:
+            continue
+        free = name == "loss" or name not in LIMITS
         if not fits(value, float) or math.isinf(value):
-            found.append(f"until.{name} = {shown(value)}; it must be a {'' if name == 'loss' else 'positive '}number")
-        elif name != "loss" and value <= 0:
+            found.append(f"until.{name} = {shown(value)}; it must be a {'' if free else 'positive '}number")
+        elif name not in LIMITS and figure is not None and figure.more_is_better is None:
+            found.append(f"until.{name}: {SILENT.format(plain_name(name))}")
+        elif name not in LIMITS and figure is not None and figure.share and not 0 <= value <= 1:
+            found.append(f"until.{name} = {shown(value)}; it is a share between 0 and 1")
+        elif not free and value <= 0:
             found.append(f"until.{name} = {shown(value)}; it must be a positive number")
         elif name.startswith("accuracy") and value > 1:
             found.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")
@@ -35,9 +66,57 @@ def limit_problems(until: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def stop_reason(until: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str | None:
+def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
+    """What is wrong with targets: a list of accuracies, or a table with a list for each metric."""
+    if isinstance(targets, list | tuple):
+        wrong = [each for each in targets if not fits(each, float) or not 0 < each <= 1]
+        return [f"targets: {shown(each)} is not an accuracy between 0 and 1" for each in wrong]
+    if not isinstance(targets, Mapping):
+        given = "it must be a list of accuracies, such as [0.8, 0.9], or a table such as {mae = [0.1]}"
+        return [f"targets = {shown(targets)}; {given}"]
+    found = []
+    for name, values in targets.items():
+        if name not in figures:
+            found.append(f"targets: {unknown('metric', name, figures)}")
+        elif figures[name].more_is_better is None:
+            found.append(f"targets.{name}: {SILENT.format(name)}")
+        elif not isinstance(values, list | tuple) or not all(fits(each, float) for each in values):
+            found.append(f"targets.{name} = {shown(values)}; it must be a list of numbers")
+    return found
+
+
+def target_list(targets: Any, until: Mapping[str, float], figures: Mapping[str, Figure]) -> list[tuple[str, float]]:
+    """All targets of a run, by metric and value; limits on metrics count too, accuracy comes first."""
+    given = targets if isinstance(targets, Mapping) else {"accuracy": targets}
+    found = {(name, float(value)): None for name, values in given.items() for value in values}
+    for name, value in until.items():
+        if plain_name(name) in figures and (plain_name(name) != "loss" or name != "loss"):
+            found[plain_name(name), float(value)] = None
+    return sorted(found, key=lambda pair: (pair[0] != "accuracy", pair))
+
+
+def target_key(name: str, value: float) -> str:
+    """How a result calls a target.
+
+    >>> target_key("accuracy", 0.9), target_key("mae", 0.1)
+    ('0.9', 'mae 0.1')
+    """
+    return str(value) if name == "accuracy" else f"{name} {value}"
+
+
+def stop_reason(
+    until: Mapping[str, float], rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure] | None = None
+) -> str | None:
     """Which limit the last of the metrics rows has reached, or None."""
     row = rows[-1]
+    for limit in until:
+        name, width = plain_name(limit), SMOOTH if limit.endswith("_smoothed") else 1
+        if name in ("loss", "accuracy") or (figures or {}).get(name) is None:
+            continue
+        more = bool((figures or {})[name].more_is_better)
+        if crossing(rows[-width:], until[limit], width, name, more):
+            said = f"{limit} {row[name]:.4g}" if width == 1 else limit
+            return f"{said} {'>=' if more else '<='} {until[limit]}"
     for name, width in (("accuracy", 1), ("accuracy_smoothed", SMOOTH)):
         if name in until and crossing(rows[-width:], until[name], width):
             return f"{name} {row['accuracy']:.4f} >= {until[name]}" if width == 1 else f"{name} >= {until[name]}"
@@ -54,13 +133,16 @@ class Crossing:
     virtual_seconds: float
 
 
-def crossing(rows: Sequence[Mapping[str, Any]], target: float, smooth: int = 1) -> Crossing | None:
-    """The first crossing of an accuracy, by single evaluations or by the mean of the last `smooth` of them."""
+def crossing(
+    rows: Sequence[Mapping[str, Any]], target: float, smooth: int = 1, name: str = "accuracy", more: bool = True
+) -> Crossing | None:
+    """The first crossing of a metric, by single evaluations or by the mean of the last `smooth` of them."""
     seen: list[float] = []
     for row in rows:
-        if row["accuracy"] is None:
+        if row.get(name) is None:
             continue
-        seen.append(row["accuracy"])
-        if len(seen) >= smooth and sum(seen[-smooth:]) / smooth >= target:
+        seen.append(row[name])
+        mean = sum(seen[-smooth:]) / smooth
+        if len(seen) >= smooth and (mean >= target if more else mean <= target):
             return Crossing(row["commit"], row["virtual_seconds"])
     return None

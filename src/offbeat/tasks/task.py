@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
@@ -12,16 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics import trial
+from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
+from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
 from offbeat.tasks.losses import fitting, loss_problems
 
+COLUMNS = (
+    "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
+    "commits", "seconds",
+)  # fmt: skip
 TRIED = 1024  # samples of a batch that a step is tried with, where it is larger than the shard
 
 
@@ -34,8 +41,15 @@ class Task:
     `collate` makes one batch of the list of all its samples, where they are not of one form.
 
     The model's parameters as given are version 0. `loss(outputs, targets)` is the mean over a batch. `batch_size` may
-    be a number for each client; None means the whole shard, exactly. Outputs with one score per class and integer
-    targets give an accuracy.
+    be a number for each client; None means the whole shard, exactly. Outputs with one score per class and targets that
+    are classes, tokens or shares of classes give an accuracy.
+
+    `metrics` are further figures by name: one that ships (`offbeat list metrics`), or a function of (outputs, targets)
+    of a whole set that gives a number; `metric(more_is_better=...)` lets it be a target. Clients are looked at one by
+    one where they have sets of their own: `client_tests[i]` are rows of the test set for client i, `held_out[i]` rows
+    of the data that nobody trains on, `unseen` the shards of clients that never train.
+
+    `batch_norm` says what becomes of running statistics (`offbeat.numerics.batch_norm`).
     """
 
     model: nn.Module
@@ -47,6 +61,11 @@ class Task:
     sampling: Sampling = "replacement"
     name: str = "custom"
     collate: Collate | None = None
+    batch_norm: BatchNorm | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    client_tests: Sequence[Any] | None = None
+    held_out: Sequence[Any] | None = None
+    unseen: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         given: Any = self.shards
@@ -71,7 +90,7 @@ class Task:
         found = self.kind_problems()
         if found:
             return found
-        found = self.materialised() or refusals(self.model)
+        found = self.materialised() or refusals(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
             found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
         if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
@@ -100,11 +119,32 @@ class Task:
                 continue
             before, rows = len(found), len(parts[0][1])
             found += shard_problems(self.shards, rows) if kind == "training" else []
-            found += data_problems(kind, x, y, self.model) if trainable else []
+            found += data_problems(kind, x, y, self.looked_at) if trainable else []
             if trainable and len(found) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
+            found += self.look_problems(kind, rows) if len(found) == before else []
         return found or self.step_problems()
+
+    def look_problems(self, kind: str, rows: int) -> list[str]:
+        """What is wrong with the sets of single clients that lie in the training or in the test data."""
+        found = []
+        if self.client_tests is not None and self.test is None:
+            found.append("client_tests are rows of the test set, but there is none; give test")
+        for name in ("client_tests",) if kind == "test" else ("held_out", "unseen"):
+            sets = getattr(self, name)
+            if sets is None:
+                continue
+            if name != "unseen" and len(sets) != self.clients:
+                found.append(f"{name} has {len(sets)} sets for {self.clients} clients; give one for each")
+            there = [each for each in sets if len(each)]
+            found += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
+            if not found and kind == "training":
+                trained = np.unique(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in self.shards]))
+                both = np.intersect1d(trained, np.concatenate([np.asarray(s, dtype=np.int64) for s in there or [[]]]))
+                if len(both):
+                    found.append(f"{name} has row {both[0]}, and {len(both) - 1} more, that clients train on")
+        return found
 
     def materialised(self) -> list[str]:
         """Give lazy layers their shapes by one call, as PyTorch does."""
@@ -161,14 +201,20 @@ class Task:
             )
         if not isinstance(name, str):
             found.append(f"name = {shown(name)}; it must be a text")
-        return found
+        for field_name in ("client_tests", "held_out", "unseen"):
+            sets = getattr(self, field_name)
+            if sets is not None and not (listed(sets) and all(listed(each) for each in sets)):
+                found.append(f"{field_name} = {shown(sets)}; it must be a list with lists of row numbers")
+        return found + metric_problems(self.metrics)
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether outputs are one score per class and targets are classes."""
+        """Whether outputs are scores of classes and targets say which is right."""
         x, y = self.training
-        labels = isinstance(y, Tensor | Windows) and not y.is_floating_point()
-        return labels and scores(self.model, x, y.dim() + 1) is not None
+        outputs = tried(self.looked_at, x)
+        if not isinstance(y, Tensor | Windows) or not isinstance(outputs, Tensor):
+            return False
+        return METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
 
     @property
     def clients(self) -> int:
@@ -208,8 +254,26 @@ class Task:
         x, y = (packed(form, tree, dtype) for form, tree in zip(self.forms(dtype, data), data, strict=True))
         return x, y
 
+    @property
+    def all_metrics(self) -> dict[str, Metric]:
+        """Accuracy, and those that were asked for."""
+        given = {name: METRICS[m] if isinstance(m, str) else as_metric(m) for name, m in self.metrics.items()}
+        return {"accuracy": METRICS["accuracy"]} | given
+
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training))
+        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+
+    @cached_property
+    def looked_at(self) -> nn.Module:
+        """The model to call before a run, which leaves no statistics in the caller's own."""
+        return copied(self.model, self.batch_norm) if tracking(self.model) else self.model
+
+    @property
+    def numbers(self) -> int:
+        """In a vector: what is trained, and running statistics that travel with it."""
+        averaged = tracking(self.model) if self.batch_norm == "averaged" else []
+        statistics: int = sum(2 * part.num_features for _, part in averaged)
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad) + statistics
 
 
 def listed(given: Any) -> bool:
@@ -349,17 +413,38 @@ def ends(values: Tensor | Windows) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
+def scores(model: nn.Module, x: Tree) -> int | None:
+    """How many scores the model gives a sample; None if its outputs are no rows of several."""
+    out = tried(model, x)
+    if not isinstance(out, Tensor):
+        return None  # trying the loss says more
+    return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
+
+
 @torch.no_grad()
-def scores(model: nn.Module, x: Tree, sides: int = 2) -> int | None:
-    """How many scores the model gives a sample, or, with more `sides`, each place of it; None if its outputs are no
-    rows of several."""
+def tried(model: nn.Module, x: Tree) -> Any:
+    """What the model gives for two samples."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was
-        out = called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
-    if not isinstance(out, Tensor):
-        return None  # trying the loss says more
-    return int(out.shape[-1]) if out.dim() == sides and out.shape[-1] > 1 else None
+        return called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
+
+
+def metric_problems(metrics: Any) -> list[str]:
+    """What is wrong with a table of metrics."""
+    if not isinstance(metrics, Mapping):
+        return [f"metrics = {shown(metrics)}; it must be a table, such as {{'mae': 'mae', 'worst': my_function}}"]
+    found = []
+    for name, given in metrics.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+            found.append(f"metrics has the name {shown(name)}; a name has letters, digits, - and _")
+        elif name in (*COLUMNS, "loss", "training_loss") or name.endswith("_smoothed"):
+            found.append(f"metrics: the name '{name}' is taken; choose another")
+        elif isinstance(given, str) and given not in METRICS:
+            found.append(f"metrics: {name}: {unknown('metric', given, METRICS)}")
+        elif not isinstance(given, str) and not callable(given):
+            found.append(f"metrics: {name} = {shown(given)}; it must be a function of (outputs, targets), or a name")
+    return found
 
 
 def require(task: Task) -> Task:

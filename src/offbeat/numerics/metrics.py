@@ -1,0 +1,204 @@
+"""Metrics: what can be said of a model's outputs on a set. Each says whether more of it is better.
+
+One of one's own is a function of (outputs, targets) of a whole set that gives a number. Those that ship know class
+targets (`[n]` whole numbers), token targets (`[n, t]` whole numbers, negative ones left out), soft targets (`[n, c]`
+shares of the classes) and real targets; where a metric says nothing of such a task it gives None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Whole: TypeAlias = Callable[[Any, Any], Any]  # (outputs, targets) of a set -> a number, or None
+Sums: TypeAlias = tuple[Tensor, Tensor]  # for each sample a sum, and of how many things it is one
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A figure of a whole set. Where it is a mean, `each` gives every sample's part, so that no outputs are kept and
+    many clients are looked at together; `ending` turns the mean into the figure."""
+
+    of: Whole
+    more_is_better: bool | None = None  # None: nobody said, so that it cannot be a target
+    each: Callable[[Any, Any], Sums | None] | None = None
+    ending: Callable[[float], float] = float
+    share: bool = False  # it lies between 0 and 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.of.__doc__)
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return self.of(outputs, targets)
+
+
+def metric(more_is_better: bool, share: bool = False) -> Callable[[Whole], Metric]:
+    """Makes a function of (outputs, targets) a metric that says whether more of it is better.
+
+    >>> @metric(more_is_better=False)
+    ... def largest_error(outputs, targets):
+    ...     return (outputs - targets).abs().max()
+    >>> largest_error.more_is_better
+    False
+    """
+    return lambda of: Metric(of, more_is_better, share=share)
+
+
+def as_metric(given: Any) -> Metric:
+    """A metric from one, or from a function that may say `more_is_better`."""
+    return given if isinstance(given, Metric) else Metric(given, getattr(given, "more_is_better", None))
+
+
+def mean_of(
+    each: Callable[[Any, Any], Sums | None], more: bool, ending: Callable[[float], float] = float,
+    share: bool = False,
+) -> Metric:  # fmt: skip
+    def of(outputs: Any, targets: Any) -> float | None:
+        sums = each(outputs, targets)
+        if sums is None or not float(sums[1].sum()):
+            return None
+        return ending(float(sums[0].double().sum()) / float(sums[1].sum()))
+
+    of.__doc__ = each.__doc__
+    return replace(Metric(of, more), each=each, ending=ending, share=share)
+
+
+# ---- what targets are ---------------------------------------------------------------------------
+def scored(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
+    """Scores `[..., c]` and the classes `[...]` that they are for; None where there are no such scores."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None  # of several parts
+    if targets.is_floating_point():
+        soft = outputs.dim() == 2 and outputs.shape[1] > 1 and targets.shape == outputs.shape
+        return (outputs, targets.argmax(dim=1)) if soft and shares(targets) else None
+    if outputs.dim() != targets.dim() + 1 or not targets.dim():
+        return None
+    if outputs.shape[:-1] != targets.shape and outputs.dim() > 2:
+        outputs = outputs.movedim(1, -1)  # [n, c, t], as cross_entropy takes them
+    return (outputs, targets) if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1 else None
+
+
+def shares(targets: Tensor) -> bool:
+    """Whether rows are shares of a whole."""
+    return bool((targets >= 0).all()) and bool(((targets.sum(dim=1) - 1).abs() < 1e-3).all())
+
+
+def per_sample(values: Tensor, classes: Tensor) -> Sums:
+    """Sums over what belongs to a sample, without classes below 0, which stand for nothing."""
+    there = (classes >= 0).reshape(len(classes), -1)
+    return (values.double().reshape(len(classes), -1) * there).sum(dim=1), there.sum(dim=1)
+
+
+# ---- those that ship ----------------------------------------------------------------------------
+def hits(outputs: Any, targets: Any) -> Sums | None:
+    """The share of samples (or tokens) whose largest score is that of their class."""
+    found = scored(outputs, targets)
+    return None if found is None else per_sample(found[0].argmax(dim=-1) == found[1], found[1])
+
+
+def near_hits(outputs: Any, targets: Any) -> Sums | None:
+    """The share of samples (or tokens) whose class is among the five with the largest scores."""
+    found = scored(outputs, targets)
+    if found is None:
+        return None
+    largest = found[0].topk(min(5, found[0].shape[-1]), dim=-1).indices
+    return per_sample((largest == found[1][..., None]).any(dim=-1), found[1])
+
+
+def surprise(outputs: Any, targets: Any) -> Sums | None:
+    """exp of the mean cross-entropy of scores with classes, tokens or soft targets."""
+    found = scored(outputs, targets)
+    if found is None:
+        return None
+    logs = functional.log_softmax(found[0].double(), dim=-1)
+    if targets.is_floating_point():
+        return -(logs * targets).sum(dim=1), torch.ones(len(targets), device=targets.device)
+    picked = logs.gather(-1, found[1].clamp(min=0)[..., None]).squeeze(-1)
+    return per_sample(-picked, found[1])
+
+
+def distances(outputs: Any, targets: Any) -> Sums | None:
+    """The mean absolute error of real targets."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if not targets.is_floating_point() or outputs.numel() != targets.numel() or len(outputs) != len(targets):
+        return None
+    apart = (outputs.reshape(targets.shape) - targets).abs().double().reshape(len(targets), -1)
+    return apart.sum(dim=1), torch.full((len(targets),), apart.shape[1], device=targets.device)
+
+
+def f1(outputs: Any, targets: Any) -> float | None:
+    """The mean over classes of the harmonic mean of precision and recall (macro F1); of one score, that of class 1."""
+    found, single = scored(outputs, targets), binary(outputs, targets)
+    if found is None and single is None:
+        return None
+    if found is None:
+        assert single is not None
+        guess, true, classes = (single[0] > 0).long(), single[1], [1]
+    else:
+        there = found[1].reshape(-1) >= 0
+        guess, true = found[0].argmax(dim=-1).reshape(-1)[there], found[1].reshape(-1)[there]
+        classes = torch.unique(torch.cat([guess, true])).tolist()
+    scores = []
+    for each in classes:
+        both = float(((guess == each) & (true == each)).sum())
+        either = float((guess == each).sum() + (true == each).sum())
+        scores.append(2 * both / either if either else 0.0)
+    return sum(scores) / len(scores) if scores else None
+
+
+def auc(outputs: Any, targets: Any) -> float | None:
+    """The area under the ROC curve; of several classes the mean over each against the rest. None where only one is."""
+    found, single = scored(outputs, targets), binary(outputs, targets)
+    if single is not None:
+        return area(single[0].double(), single[1] == 1)
+    if found is None:
+        return None
+    there = found[1].reshape(-1) >= 0
+    chances = found[0].double().softmax(dim=-1).flatten(0, -2)[there]
+    true = found[1].reshape(-1)[there]
+    if chances.shape[1] == 2:
+        return area(chances[:, 1], true == 1)
+    areas = [area(chances[:, each], true == each) for each in torch.unique(true).tolist()]
+    seen = [value for value in areas if value is not None]
+    return sum(seen) / len(seen) if seen else None
+
+
+def binary(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
+    """One score for each sample, above 0 for class 1, and the classes 0 and 1; None where they are not that."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if outputs.numel() != len(outputs) or targets.numel() != len(outputs):
+        return None
+    true = targets.reshape(-1)
+    return (outputs.reshape(-1), true.long()) if bool(((true == 0) | (true == 1)).all()) else None
+
+
+def area(score: Tensor, positive: Tensor) -> float | None:
+    """The chance that a positive sample has a larger score than a negative one, ties counting half."""
+    many, others = int(positive.sum()), int((~positive).sum())
+    if not many or not others:
+        return None
+    _, place, counts = torch.unique(score, return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0).double() - (counts - 1) / 2  # the mean rank of those that tie, from 1 on
+    return (float(ranks[place][positive].sum()) - many * (many + 1) / 2) / (many * others)
+
+
+def exponential(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": mean_of(hits, True, share=True),
+    "top-5": mean_of(near_hits, True, share=True),
+    "perplexity": mean_of(surprise, False, exponential),
+    "f1": Metric(f1, True, share=True),
+    "auc": Metric(auc, True, share=True),
+    "mae": mean_of(distances, False),
+}

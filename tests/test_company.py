@@ -1,0 +1,67 @@
+"""Trials in company: each ends where it would have ended alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from offbeat import METHODS, Experiment, run
+from offbeat.assemble import build, build_method
+from offbeat.engines.company import shareable
+from offbeat.tuning import run_together
+from test_metrics import small
+
+SHARING = [name for name, make in METHODS.items() if shareable(make()) is None]
+
+
+def trial(name, rate, commits=8, **options):
+    key = "server_lr" if name in ("asysg", "minibatch-sgd") else "client_lr"
+    return Experiment(
+        method={"name": name, key: rate, **options}, task=small(), fleet="uniform", device="cpu", precision="float64",
+        until={"commits": commits}, evaluate={"every_commits": 2}, seed=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_every_method_that_shares_waves_ends_as_alone(name):
+    few = {"buffer_size": 3} if name == "fedbuff" else {"n": 3} if "n" in METHODS[name].__code__.co_varnames else {}
+    rates = (0.02, 0.3, 0.1)
+    apart = [run(trial(name, rate, **few)) for rate in rates]
+    found = run_together([build(trial(name, rate, **few)) for rate in rates])
+    assert [one.failed for one in found] == [None] * 3
+    for alone, one in zip(apart, found, strict=True):
+        assert [row["commit"] for row in one.rows] == [row["commit"] for row in alone.metrics]
+        assert [row["virtual_seconds"] for row in one.rows] == [row["virtual_seconds"] for row in alone.metrics]
+        assert [row["loss"] for row in one.rows] == pytest.approx([row["loss"] for row in alone.metrics], rel=1e-9)
+        assert one.company == 3
+    assert len({one.rows[-1]["loss"] for one in found}) == 3
+
+
+def test_many_methods_share():
+    assert {"fedbuff", "local-sgd", "dlsgd-homo", "dlsgd-hetero", "fedasync", "fedprox", "fednova"} <= set(SHARING)
+    assert "scaffold" not in SHARING
+    assert shareable(build_method("scaffold")) == "scaffold has vectors of each client (c_i)"
+
+
+def test_rates_by_version_and_by_step_and_own_server_rates():
+    falling = {"schedule": "step", "value": 0.3, "at": [3]}
+    warm = {"schedule": "warm-up", "value": 0.2, "steps": 3}
+    trials = [trial("local-sgd", rate, n=3, server_lr=eta) for rate, eta in ((falling, 1.0), (warm, 0.5), (0.1, 1.5))]
+    for alone, one in zip(map(run, trials), run_together([build(t) for t in trials]), strict=True):
+        assert one.rows[-1]["loss"] == pytest.approx(alone.loss_final, rel=1e-9)
+
+
+def test_one_that_breaks_leaves_and_the_others_go_on():
+    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 1e308, 0.2)]
+    found = run_together([build(t) for t in trials])
+    assert found[1].failed is not None
+    assert "not finite" in found[1].failed
+    assert [one.rows[-1]["commit"] for one in (found[0], found[2])] == [12, 12]
+    assert found[2].rows[-1]["loss"] == pytest.approx(run(trials[2]).loss_final, rel=1e-9)
+
+
+def test_those_that_are_cut_off_stop_there():
+    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 0.01)]
+    found = run_together([build(t) for t in trials], lambda share, rows: {1} if share >= 0.5 else set())
+    assert found[1].cut
+    assert found[1].rows[-1]["commit"] == 6
+    assert found[0].rows[-1]["commit"] == 12
