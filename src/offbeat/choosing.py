@@ -105,7 +105,8 @@ def choose(
     if not candidates:
         raise ConfigError([f"{name}: {why}" for name, why in dropped.items()])
     search = Search(first, target, validation(build(replace(first, method=candidates[0].method)).task), progress)
-    for candidate in candidates:
+    search.open(candidates)
+    for candidate in sorted(candidates, key=lambda one: one.score):
         search.climb(candidate, max(1, trials // 2))
     for candidate in sorted(candidates, key=lambda one: one.score)[: FINALISTS + 1]:
         search.climb(candidate, trials)

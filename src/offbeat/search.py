@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,14 +73,25 @@ class Search:
     ) -> None:  # fmt: skip
         self.experiment, self.target, self.task, self.progress = experiment, target, task, progress
         self.fastest = math.inf  # virtual seconds to the target, over all trials
+        self.horizon = math.inf  # virtual seconds of a trial, while nobody has reached the target
+
+    def open(self, candidates: Sequence[Candidate]) -> None:
+        """One trial of each: with a target, for an eighth of the budget, and for twice as long until one reaches it."""
+        budget = self.experiment.until.get("virtual_seconds", math.inf)
+        self.horizon = budget / 8 if self.target is not None else math.inf
+        while True:
+            for candidate in candidates:
+                candidate.score = self.trial(candidate, candidate.options)
+            if self.fastest < math.inf or not self.horizon < budget:
+                self.horizon = math.inf
+                return
+            self.horizon *= 2
 
     def climb(self, candidate: Candidate, most: int) -> None:
         """Change one option at a time, as long as it helps: rates first, then the cohort, rates more finely, and local
         steps. What was tried before is not tried again."""
-        if candidate.trials == 0:
-            candidate.score = self.trial(candidate, candidate.options)
         for name, factor in self.moves(candidate):
-            while candidate.trials < most:
+            while len(candidate.seen) < most:
                 options = changed(candidate.options, name, factor, self.experiment, candidate.method)
                 if options is None or options in candidate.seen:
                     break
@@ -102,12 +113,12 @@ class Search:
 
     def trial(self, candidate: Candidate, options: Options) -> Score:
         candidate.trials += 1
-        candidate.seen.append(options)
+        candidate.seen += [] if options in candidate.seen else [options]
         until = dict(self.experiment.until)
         if self.target is not None:
             until["accuracy"] = self.target
             if "virtual_seconds" in until:
-                until["virtual_seconds"] = min(until["virtual_seconds"], CUT * self.fastest)
+                until["virtual_seconds"] = min(until["virtual_seconds"], self.horizon, CUT * self.fastest)
         spec = replace(
             self.experiment, method={"name": candidate.method, **options}, task=self.task or self.experiment.task,
             seed=self.experiment.seed + 1000, until=until, evaluate=evaluate(until),
