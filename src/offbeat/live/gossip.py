@@ -146,7 +146,7 @@ class Gossiper:
         gives = [self.give(*where[place], opening, buffer, mark) for place, _, wants in row if wants and place in where]
         weighed = [place for place, weight, _ in row if weight and place in where]
         heard = asyncio.create_task(self.heard(plan.job, turn, weighed))
-        tasks = [heard, *(asyncio.create_task(give) for give in gives)]
+        tasks: list[asyncio.Task[Any]] = [heard, *(asyncio.create_task(give) for give in gives)]
         try:
             done, late = await asyncio.wait(tasks, timeout=self.patience, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
