@@ -20,7 +20,7 @@ from offbeat.live import fit
 from offbeat.live.verify import verify
 from offbeat.runs import plots
 from offbeat.runs.stored import read_metrics, read_trace
-from offbeat.tasks.task import tensors
+from offbeat.tasks.inputs import read
 
 HERE = Path(__file__).parent
 CLIENTS = 6
@@ -34,7 +34,7 @@ def main(out: Path) -> None:
     subprocess.run([*offbeat, "keys", "make", keys, "--clients", str(CLIENTS)], check=True, stdout=subprocess.DEVNULL)
     experiment = Experiment.of(toml.read(HERE / "live.toml"))
     task = build(experiment).task
-    x, y = tensors(task.data)
+    x, y = read(task.data)
     for number, rows in enumerate(task.shards):
         np.savez(out / f"shard-{number}.npz", x=x[rows].numpy(), y=y[rows].numpy())
     address = "127.0.0.1:7373"

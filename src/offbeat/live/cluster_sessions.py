@@ -173,7 +173,7 @@ class ClusterServer(LiveServer):
     # ---- orders ---------------------------------------------------------------------------------
     def order(self, client: int) -> None:
         order = self.run.pending.get(client)
-        if order is None:
+        if order is None or not self.there(client):  # the last device to come has it sent
             return
         number, cluster = self.run.guard.numbers[client], self.each[client]
         block = self.blocks.get(client)

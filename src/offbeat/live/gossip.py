@@ -145,12 +145,19 @@ class Gossiper:
         opening = Neighbour(self.run, plan.cluster, plan.job, turn, plan.place, len(buffer))
         gives = [self.give(*where[place], opening, buffer, mark) for place, _, wants in row if wants and place in where]
         weighed = [place for place, weight, _ in row if weight and place in where]
+        heard = asyncio.create_task(self.heard(plan.job, turn, weighed))
+        tasks: list[asyncio.Task[Any]] = [heard, *(asyncio.create_task(give) for give in gives)]
         try:
-            heard = asyncio.create_task(self.heard(plan.job, turn, weighed))
-            await asyncio.wait_for(asyncio.gather(heard, *gives), self.patience)
+            done, late = await asyncio.wait(tasks, timeout=self.patience, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if late:
+                raise Vanished(f"a neighbour did not come within {self.patience:g} s")
             models = heard.result()
-        except asyncio.TimeoutError:
-            raise Vanished(f"a neighbour did not come within {self.patience:g} s") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self.turn += 1
         by_place = {
             place: layout.unpack(raw, model.device)["model"] for place, raw in zip(weighed, models, strict=True)
