@@ -4,10 +4,13 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-ray test-trackers soak lint bench docs clean
+.PHONY: demo live-demo test test-ray test-trackers soak live-soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
+
+live-demo: $(READY)
+	$(RUN) examples/live_demo.py live-demo
 
 test: lint
 	$(RUN) -m pytest -m "not slow and not soak and not ray and not trackers" -n auto --dist loadfile
@@ -21,7 +24,10 @@ test-trackers: $(READY)
 	$(RUN) -m pytest -m trackers
 
 soak: $(READY)
-	$(RUN) -m pytest -m soak -s
+	$(RUN) -m pytest -m soak -s --ignore-glob 'tests/test_live*'
+
+live-soak: $(READY)
+	$(RUN) -m pytest -m soak -s tests/test_live.py tests/test_live_wire.py tests/test_live_trials.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -44,4 +50,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo live-demo

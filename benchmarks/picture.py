@@ -40,7 +40,7 @@ def main(out: str, *given: str) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("client-steps per second\n(best of 7 goes; bars reach to the slowest)")
+    axes[0][0].set_ylabel("client-steps per second\n(best run; bars reach to the slowest)")
     figure.savefig(out, dpi=130)
 
 

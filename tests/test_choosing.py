@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from offbeat import Experiment, Task, toml
 from offbeat.assemble import build
-from offbeat.choosing import BRIEF, Candidate, Search, admitted, changed, choose, rows, validation
+from offbeat.choosing import BRIEF, admitted, choose, rows
 from offbeat.cli import app
 from offbeat.errors import ConfigError
 from offbeat.measure import measure
+from offbeat.search import COHORT, SERVER, Candidate, Search, changed, reached, validation
 
 TASK = {"name": "digits", "clients": 12, "model": "logistic"}
 PROBLEM = Experiment(task=TASK, fleet="straggling", until={"virtual_seconds": 2.0}, device="cpu")
@@ -131,24 +132,45 @@ FLEETS = {
 }
 
 
+TARGET = 0.9
+
+
+def table_of(search: Search, candidate: Candidate) -> dict[str, Any]:
+    return replace(search.experiment, method=candidate.method).table()["method"]  # type: ignore[no-any-return]
+
+
+def grid(search: Search, candidate: Candidate, lr: float, share: float) -> None:
+    """One place of a plain grid: the clients' rate, and a part of the server's."""
+    server = next((name for name in SERVER if name in table_of(search, candidate)), None)
+    rate = "client_lr" if "client_lr" in table_of(search, candidate) else server
+    start = {key: value for key, value in candidate.options.items() if key in COHORT}
+    options = {**start, rate: lr}
+    if server and server != rate:
+        options = changed(options, server, share, search.experiment, candidate.method) or options
+    score = search.trial(candidate, options)
+    if score < candidate.score:
+        candidate.options, candidate.score = options, score
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FLEETS)
 def test_the_named_method_is_nearly_the_best_of_all_tuned(name: str) -> None:
     """Time to the target on made fleets: within 15 % of the best of all methods, each tuned with many trials."""
-    budget = 8e4 if name == "clusters" else 10.0
+    budget = 2e5 if name == "clusters" else 20.0
     task = {"name": "digits", "clients": 20, "model": "logistic", "split": {"name": "dirichlet", "alpha": 0.5}}
     problem = Experiment(task=task, fleet=FLEETS[name], until={"virtual_seconds": budget}, device="cpu")
-    found = choose(problem, 0.85, seeds=3)
+    found = choose(problem, TARGET, seeds=3)
     named = found.figures(found.best)["seconds"].mean
-    search, best = Search(replace(problem, targets=(0.85,)), 0.85, validation(build(problem).task), None), np.inf
+    best, who = np.inf, ""
     for candidate in admitted(problem, [c.method for c in found.ranked], found.measured)[0]:
-        search.fastest = np.inf
-        search.climb(candidate, 16)
-        search.fastest = np.inf
+        search = Search(replace(problem, targets=(TARGET,)), TARGET, validation(build(problem).task), None)
+        for lr in (0.05, 0.15, 0.5, 1.5):
+            for share in (0.5, 1.0):
+                grid(search, candidate, lr, share)
         search.final(candidate, 3)
-        times = [row for outcome in candidate.outcomes for row in outcome.metrics[-1:]]
-        if all(row["accuracy"] >= 0.85 for row in times):
-            best = min(best, float(np.mean([row["virtual_seconds"] for row in times])))
-    print(f"{name}: {found.best.spec} {named:.4g} s, best of all tuned {best:.4g} s; {found.reason}")
+        times = [reached(outcome, TARGET) for outcome in candidate.outcomes]
+        if None not in times and float(np.mean(times)) < best:
+            best, who = float(np.mean(times)), str(candidate.spec)
+    print(f"{name}: {found.best.spec} {named:.4g} s, best of all tuned {best:.4g} s: {who}; {found.reason}")
     assert named <= 1.15 * best
     assert rows(found)[0][1] == found.best.method

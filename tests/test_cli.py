@@ -246,6 +246,16 @@ def test_lists_name_and_describe(what, some, result, offbeat):
     assert all(text in out for text in described.values())
 
 
+def test_fast_paths_are_listed(result, offbeat):
+    rows = result("list", "fast-paths")
+    named = {function for row in rows for function in row["functions"]}
+    assert {"linear", "conv2d", "lstm", "gru", "scaled_dot_product_attention", "embedding", "layer_norm"} <= named
+    assert all(row["when"] and row["means"] and row["tolerance"] <= 1e-10 for row in rows)
+    code, out, err = offbeat("list", "fast-paths")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in named)
+
+
 @pytest.mark.parametrize(
     ("command", "options"),
     [

@@ -52,6 +52,11 @@ def test_gallery_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     runpy.run_path(str(page))
 
 
+def test_every_page_is_on_the_site() -> None:
+    listed = set((ROOT / "docs" / "index.md").read_text().split())
+    assert {page.stem for page in PAGES[1:]} - listed == {"index"}
+
+
 def test_links_and_pictures_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

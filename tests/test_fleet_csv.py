@@ -108,19 +108,10 @@ def test_the_command_writes_what_every_fleet_flag_takes(tmp_path: Path) -> None:
     assert picture.stat().st_size > 5000
     written = tmp_path / "phones.toml"
     assert toml.read(written)["fleet"]["name"] == "measured"
-    again = [
-        "run",
-        "--fleet",
-        str(written),
-        "--set",
-        "task.clients=2",
-        "--until",
-        "commits=2",
-        "--device",
-        "cpu",
-        "--json",
-    ]
-    ran = CliRunner().invoke(app, again)
+    words = (
+        f"run --fleet {written} --set task.clients=2 --set method.buffer_size=2 --until commits=2 --device cpu --json"
+    )
+    ran = CliRunner().invoke(app, [*words.split(), "--json"])
     assert ran.exit_code == 0, ran.output
     assert '"fleet": "measured"' in ran.output
 

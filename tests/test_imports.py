@@ -35,6 +35,10 @@ COMMANDS = (
     "report",
     "watch",
     "choose",
+    "serve",
+    "join",
+    "keys",
+    "fleet",
 )
 
 

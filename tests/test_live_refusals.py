@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import sys
 import urllib.request
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 import torch
 
 from live_world import World, digits, free_port, world
-from offbeat import Experiment, build
+from offbeat import Experiment, build, cli
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.live import certificates, transport, wire
 from offbeat.live.checks import Checks, Limits
@@ -282,3 +285,35 @@ def test_the_checks_on_numbers_and_rates() -> None:
     assert [checks.within_rate(0) for _ in range(2)] == [True, False]
     assert [checks.refuse(0, kind) for kind in ("late", "norm", "norm")] == [False, False, True]
     assert "2 times norm" in checks.of(0).shut_out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("serve", "x.toml", "--out", "run"), "x.toml"),
+        (("join", "127.0.0.1:1", "--data", "task"), "give --keys FOLDER"),
+        (("join", "127.0.0.1:1", "--data", "task", "--plain"), "give --client"),
+        (("join", "127.0.0.1:1", "--data", "task", "--keys", "keys"), "give --name"),
+        (("join", "a.example:1", "--data", "task", "--plain", "--client", "0"), "plain text is for a loopback"),
+        (("keys", "list", "nowhere"), "there are no certificates"),
+        (("keys", "revoke", "nowhere"), "give the names"),
+        (("fleet", "from-run", "nowhere", "--out", "fleet.json"), "there is no run"),
+        (("fleet", "from-run", "nowhere", "--out", "fleet.txt"), "ending in .json"),
+    ],
+)
+def test_slips_on_the_command_line(
+    line: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["offbeat", *line])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert re.search(said, capsys.readouterr().err)

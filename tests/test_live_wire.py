@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from hypothesis import strategies as st
 
 from offbeat import keys
 from offbeat.live import wire
+from offbeat.live.journal import write_payload
+from offbeat.live.outlet import Arriving
 from offbeat.live.packets import Layout
 from offbeat.stages import STAGES
 
@@ -163,3 +168,27 @@ def test_vectors_travel_as_their_stage_says(stage: str | None, dtype: torch.dtyp
     assert got["n"] == 2.5
     with pytest.raises(ValueError, match="bytes instead of"):
         layout.unpack(buffer[:-1], torch.device("cpu"))
+
+
+@pytest.mark.soak
+def test_a_gigabyte_passes_in_bounded_memory(tmp_path: Path) -> None:
+    """From a file over the wire's frames into a file, with the digest of the whole."""
+    size = 1 << 30
+    with (tmp_path / "sent").open("w+b") as file:
+        file.truncate(size)
+        file.seek(size // 2)
+        file.write(random.Random(0).randbytes(1 << 20))
+        file.flush()
+        sent = mmap.mmap(file.fileno(), size)
+    opening = wire.Update("run", 1, 0, 0, 1, size)
+    tracemalloc.start()
+    arriving = Arriving(opening, size, tmp_path / "got")
+    for piece in wire.chunks(memoryview(sent)):
+        arriving.add(wire.decode(wire.encode(piece)))
+    assert arriving.incoming.problem(wire.End(wire.digest(sent))) is None
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    write_payload(tmp_path / "kept", arriving.buffer, tmp_path / "got")
+    print(f"1 GiB with {most / 2**20:.1f} MiB of Python's memory at most")
+    assert most < 8 << 20
+    assert (tmp_path / "kept").stat().st_size == size

@@ -46,7 +46,8 @@ def attempt(first: int, last: int) -> list[dict[str, Any]]:
                 lines.put(line)
             lines.put(None)
 
-        threading.Thread(target=listen, daemon=True).start()
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
         while first < last:
             try:
                 line = lines.get(timeout=6 * SECONDS)  # starting takes time, and other work runs beside
@@ -63,6 +64,9 @@ def attempt(first: int, last: int) -> list[dict[str, Any]]:
                 first += 1
         worker.kill()
         worker.wait()
+        listener.join()
+        assert worker.stdout is not None
+        worker.stdout.close()
     return records
 
 

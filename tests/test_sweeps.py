@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments import digest
 from offbeat import Experiment, comparison, resume
@@ -19,9 +18,11 @@ from offbeat.papers.ledger import Ledger
 from offbeat.papers.recipe import Settings
 from offbeat.papers.runner import resume as fill
 
-PLAIN = Experiment(method={"name": "fedbuff", "local_steps": 2}, task={"name": "digits", "clients": 8}, device="cpu",
-                   until={"commits": 6})  # fmt: skip
-PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2})}
+PLAIN = Experiment(
+    method={"name": "fedbuff", "local_steps": 2, "buffer_size": 3}, task={"name": "digits", "clients": 8}, device="cpu",
+    until={"commits": 6},
+)  # fmt: skip
+PAIR = {"fedbuff": PLAIN, "local-sgd": replace(PLAIN, method={"name": "local-sgd", "local_steps": 2, "n": 4})}
 
 
 class Stopped(BaseException):
@@ -51,7 +52,7 @@ def test_a_comparison_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: py
 
 def test_a_comparison_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
     compare({"fedbuff": PLAIN}, (0,), tmp_path)
-    other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3})
+    other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3, "buffer_size": 3})
     with pytest.raises(OffbeatError, match="holds a run with another config; give --overwrite"):
         compare({"fedbuff": other}, (0,), tmp_path, resumed=True)
 
@@ -62,8 +63,10 @@ def started() -> Any:
     from offbeat.engines.ray_crew import connect, quietly
 
     connect(None, 2)
-    yield
     import ray
+
+    assert ray.util.get_node_ip_address().startswith("127.")  # nobody else's network
+    yield
 
     with quietly():
         ray.shutdown()
@@ -71,7 +74,7 @@ def started() -> Any:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_any_number_of_workers_gives_the_same_comparison(started: None, tmp_path: Path) -> None:
+def test_one_worker_and_two_give_the_same_comparison(started: None, tmp_path: Path) -> None:
     one = compare(PAIR, (0, 1), tmp_path / "one", workers=1)
     two = compare(PAIR, (0, 1), tmp_path / "two", workers=2)
     for label, outcomes in one.outcomes.items():
@@ -79,13 +82,19 @@ def test_any_number_of_workers_gives_the_same_comparison(started: None, tmp_path
         assert [digest(o.model) for o in outcomes] == [digest(o.model) for o in two.outcomes[label]]
     again = compare(PAIR, (0, 1, 2), tmp_path / "two", workers=2, resumed=True)
     assert [len(outcomes) for outcomes in again.outcomes.values()] == [3, 3]
-    assert torch.equal(*(next(iter(c.outcomes["fedbuff"][0].model.values())) for c in (two, again)))
+    assert len({digest(c.outcomes["fedbuff"][0].model) for c in (two, again)}) == 1
 
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) -> None:
     from offbeat.spread import Call, spread
+
+    def dies_once(mark: Path) -> str:
+        if mark.exists():
+            return "again"
+        mark.touch()
+        os._exit(1)
 
     calls = [Call("dies once", dies_once, (tmp_path / "dead",)), Call("lives", len, ([1, 2],))]
     assert dict(spread(calls, 2)) == {0: "again", 1: 2}
@@ -95,19 +104,12 @@ def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) ->
         list(spread([Call("bad", resume, (tmp_path,))], 1))
 
 
-def dies_once(mark: Path) -> str:
-    if mark.exists():
-        return "again"
-    mark.touch()
-    os._exit(1)
-
-
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_cells_of_a_paper_are_spread_and_kept(started: None, tmp_path: Path) -> None:
     recipe = RECIPES["dlsgd-table2"]
-    settings = Settings(scale="smoke", device="cpu", out=tmp_path / "out", workers=2, only=("dlsgd-hetero",))
+    settings = Settings(scale="smoke", device="cpu", out=tmp_path / "out", workers=2, seeds=1)
     kept, said = Ledger(tmp_path / "kept"), list[str]()
-    done = fill([recipe], kept, settings, 3.0, said.append)
+    done = fill([recipe], kept, settings, 1e6, said.append)
     assert done > 0
-    assert fill([recipe], Ledger(tmp_path / "kept"), settings, 3.0, said.append) == 0
+    assert fill([recipe], Ledger(tmp_path / "kept"), settings, 1e6, said.append) == 0

@@ -13,7 +13,10 @@ import torch
 from experiments import METHODS, digest, drawn, keeps_the_law
 from offbeat import Experiment, replay, resume, run
 from offbeat.assemble import build
+from offbeat.cli.flags import engine_of
+from offbeat.engines import ray_crew
 from offbeat.engines.tile_solver import TileSolver, pieces, tile_size
+from offbeat.errors import ConfigError
 from offbeat.records import Begun
 
 SEVERAL = ("fedbuff", "scaffold", "fednova", "async-hl-sgd")
@@ -91,3 +94,20 @@ def test_sums_move_fewer_bytes_than_rows() -> None:
     rows = run(Experiment(method={"name": "fedasync", "local_steps": 2}, **common))
     assert rows.bytes_moved["sums"] == 0
     assert 3 * 4 * numbers <= rows.bytes_moved["rows"] <= 4 * numbers * rows.jobs_computed
+
+
+def test_engines_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"engine = 'grid'; it must be one of 'local', 'tiles', 'ray'"):
+        run(Experiment(engine="grid"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"workers = 0; it must be"):
+        run(Experiment(engine="tiles", workers=0))
+    monkeypatch.setattr(ray_crew, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed; pip install 'offbeat\[ray\]'"):
+        run(Experiment(engine="ray"))
+
+
+def test_flags_of_workers_mean_ray() -> None:
+    assert engine_of(None, None, None) == {}
+    assert engine_of("tiles", None, None) == {"engine": "tiles"}
+    assert engine_of(None, 2, None) == {"engine": "ray", "workers": 2}
+    assert engine_of("ray", None, "auto") == {"engine": "ray", "address": "auto"}

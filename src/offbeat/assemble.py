@@ -24,6 +24,7 @@ from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
 from offbeat.method import Method, Policy, Rule
+from offbeat.numerics.batch_norm import method_problems, tracking
 from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
@@ -55,7 +56,7 @@ class Built:
     @property
     def numbers(self) -> int:
         """In a vector."""
-        return sum(p.numel() for p in self.task.model.parameters() if p.requires_grad)
+        return self.task.numbers
 
     @property
     def vector_bytes(self) -> float:
@@ -304,7 +305,7 @@ def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
     """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
-    found = []
+    found = method_problems(method, task.batch_norm) if tracking(task.model) else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
         found.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
     if rule.lossless and fleet.presence is not None:
@@ -313,7 +314,7 @@ def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fle
             "fleet whose clients stay, or saving = false"
         )
     if rule.personal:
-        numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+        numbers = task.numbers
         size = len(rule.personal) * clients * numbers * (8 if experiment.precision == "float64" else 4)
         found += chosen_place(
             size, f"{', '.join(rule.personal)} of {clients} clients", device, experiment.client_memory

@@ -8,29 +8,25 @@ for longer than a few times what the best one so far took, and only the best met
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from offbeat import advise as theory
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment
-from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError, unknown
-from offbeat.experiment import run
+from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.steps import Fixed
 from offbeat.measure import Effort, Measured, measure
 from offbeat.meters import fedagrac
 from offbeat.meters.theorems import THEOREMS
 from offbeat.runs.bands import Interval, interval
-from offbeat.runs.loop import Outcome
 from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
-from offbeat.runs.target import crossing
 from offbeat.schedule.hybrid import Hybrid
+from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, score_of, validation
 from offbeat.tasks.task import Task
 
 CANDIDATES = (
@@ -39,33 +35,9 @@ CANDIDATES = (
 )  # fmt: skip
 WAITING = {"local-sgd", "minibatch-sgd", "fednova", "scaffold", "fedagrac", "fedprox", "fedlin"}  # for a whole round
 CORRECTED = {"fednova", "scaffold", "fedagrac", "fedlin", "minibatch-sgd", "asysg"}  # for unequal local steps
-SERVER = ("server_lr", "beta", "alpha")  # what a method calls the server's rate, the first that it has
-COHORT = ("n", "buffer_size")
-HELD_OUT = 5  # every fifth sample of a client is for validation
-CUT = 2.5  # a trial ends after so many times what the best took
-LOOKS = 120  # evaluations within the budget
 FINALISTS = 3
+ALIKE = 1.3  # where the slowest client's step takes no longer than so many median ones, clients are equally fast
 BRIEF = Effort(samples=16, noise_samples=4, rounds=3, local_steps=5)
-Options = dict[str, Any]
-Score = tuple[float, float]  # the less the better: (0, seconds to the target), (1, -accuracy), (2, 0) where it diverged
-
-
-@dataclass
-class Candidate:
-    """A method on its way through the choice."""
-
-    method: str
-    options: Options = field(default_factory=dict)  # the best so far
-    score: Score = (3.0, 0.0)
-    trials: int = 0
-    outcomes: list[Outcome] = field(default_factory=list)  # of the final runs, one per seed
-    notes: list[str] = field(default_factory=list)
-    idle: float = 0.0
-    commits: int = 0
-
-    @property
-    def spec(self) -> Options:
-        return {"name": self.method, **self.options}
 
 
 @dataclass(frozen=True)
@@ -120,7 +92,7 @@ def choose(
     experiment: Experiment,
     target: float | None = None,
     methods: Sequence[str] = CANDIDATES,
-    trials: int = 8,
+    trials: int = 12,
     seeds: int = 3,
     progress: Callable[[str, Mapping[str, float]], Progress] | None = None,
 ) -> Choice:
@@ -256,140 +228,6 @@ def inconsistency(steps: Sequence[int], measured: Measured) -> str:
     return f"by up to {fedagrac.inconsistency(counts, losses):.3g} in the loss"
 
 
-# ---- tuning -------------------------------------------------------------------------------------
-def validation(task: Task) -> Task | None:
-    """The task with every fifth sample of each client kept from training, to be tested on; None where shards are too
-    small for that."""
-    x, y = task.training
-    shards = [np.asarray(shard) for shard in task.shards]
-    if min(len(shard) for shard in shards) < 2 or sum(len(shard) // HELD_OUT for shard in shards) < 20:
-        return None
-    kept = np.concatenate([shard[HELD_OUT - 1 :: HELD_OUT] for shard in shards])
-    rest = [np.delete(shard, np.arange(HELD_OUT - 1, len(shard), HELD_OUT)) for shard in shards]
-    rows = torch.as_tensor(kept)
-    return replace(task, data=(x, y), shards=rest, test=(x[rows], y[rows]))
-
-
-class Search:
-    """Trials of all candidates, with one cut for all of them."""
-
-    def __init__(
-        self, experiment: Experiment, target: float | None, task: Task | None,
-        progress: Callable[[str, Mapping[str, float]], Progress] | None,
-    ) -> None:  # fmt: skip
-        self.experiment, self.target, self.task, self.progress = experiment, target, task, progress
-        self.fastest = math.inf  # virtual seconds to the target, over all trials
-
-    def climb(self, candidate: Candidate, most: int) -> None:
-        """Change one option at a time, as long as it helps: rates first, then the cohort, then local steps."""
-        if candidate.trials == 0:
-            candidate.score = self.trial(candidate, candidate.options)
-        for name, factor in self.moves(candidate):
-            while candidate.trials < most:
-                options = changed(candidate.options, name, factor, self.experiment, candidate.method)
-                if options is None:
-                    break
-                score = self.trial(candidate, options)
-                if score >= candidate.score:
-                    break
-                candidate.options, candidate.score = options, score
-
-    def moves(self, candidate: Candidate) -> list[tuple[str, float]]:
-        table = replace(self.experiment, method=candidate.spec).table()["method"]
-        server = next((name for name in SERVER if name in table), None)
-        cohort = next((name for name in COHORT if table.get(name) is not None), None)
-        rate = "client_lr" if "client_lr" in table else server
-        moves = [(rate, 0.4), (rate, 2.5)] if rate else []
-        moves += [(server, 0.5), (server, 2.0)] if server and server != rate else []
-        moves += [(cohort, 0.5), (cohort, 2.0)] if cohort else []
-        return moves + ([("local_steps", 0.5), ("local_steps", 2.0)] if "local_steps" in table else [])
-
-    def trial(self, candidate: Candidate, options: Options) -> Score:
-        candidate.trials += 1
-        until = dict(self.experiment.until)
-        if self.target is not None:
-            until["accuracy"] = self.target
-            if "virtual_seconds" in until:
-                until["virtual_seconds"] = min(until["virtual_seconds"], CUT * self.fastest)
-        spec = replace(
-            self.experiment, method={"name": candidate.method, **options}, task=self.task or self.experiment.task,
-            seed=self.experiment.seed + 1000, until=until, evaluate=evaluate(until),
-        )  # fmt: skip
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Diverging)  # that a trial diverges is a result
-                outcome = run(spec, None, self.shown(f"{candidate.method}, trial {candidate.trials}", until))
-        except BadNumbers:
-            return 2.0, 0.0
-        except ConfigError:
-            return 3.0, 0.0
-        score = score_of(outcome, self.target)
-        if score[0] == 0.0:
-            self.fastest = min(self.fastest, max(score[1], 1e-9))
-        return score
-
-    def shown(self, label: str, until: Mapping[str, float]) -> Progress | None:
-        return None if self.progress is None else self.progress(label, until)
-
-    def final(self, candidate: Candidate, seeds: int) -> None:
-        """Run the tuned candidate on the whole task, over seeds."""
-        until = dict(self.experiment.until) | ({} if self.target is None else {"accuracy": self.target})
-        for seed in range(self.experiment.seed, self.experiment.seed + seeds):
-            spec = replace(
-                self.experiment, method=candidate.spec, seed=seed, until=until, evaluate=evaluate(until, self.fastest)
-            )
-            try:
-                made = run(spec, None, self.shown(f"{candidate.method}, seed {seed}", until))
-            except BadNumbers as error:
-                made = error.outcome
-            candidate.outcomes.append(made)
-
-
-def evaluate(until: Mapping[str, float], fastest: float = math.inf) -> dict[str, float]:
-    """Often enough to tell times apart, seldom enough to cost little."""
-    if "virtual_seconds" in until:
-        return {"every_seconds": min(until["virtual_seconds"], 2 * fastest) / LOOKS}
-    return {"every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
-
-
-def score_of(outcome: Outcome, target: float | None) -> Score:
-    at = None if target is None else reached(outcome, target)
-    if at is not None:
-        return 0.0, at
-    seen = [row["accuracy"] for row in outcome.metrics if row["accuracy"] is not None]
-    if seen:
-        return 1.0, -float(np.mean(seen[-3:]))
-    return 1.0, float(outcome.metrics[-1]["loss"])
-
-
-def reached(outcome: Outcome, target: float) -> float | None:
-    at = crossing(outcome.metrics, target)
-    return None if at is None else at.virtual_seconds
-
-
-def changed(options: Options, name: str, factor: float, experiment: Experiment, method: str) -> Options | None:
-    """The options with one of them multiplied; None where it cannot be."""
-    table = replace(experiment, method={"name": method, **options}).table()["method"]
-    value = table.get(name)
-    if name == "beta" and value is None:
-        value = 1 / table["buffer_size"]
-    if name == "local_steps" and value is None:
-        value = 10
-    if not isinstance(value, int | float):
-        return None
-    whole = name in (*COHORT, "local_steps")
-    new: float = max(1, round(value * factor)) if whole else float(f"{value * factor:.3g}")
-    new = min(new, 1.0) if name == "alpha" else new
-    made = {**options, name: new}
-    if new == value:
-        return None
-    try:
-        build(replace(experiment, method={"name": method, **made}))
-    except OffbeatError:
-        return None
-    return made
-
-
 def rank(candidate: Candidate, target: float | None) -> tuple[float, float, Score]:
     """Those that were run over seeds come first: all seeds at the target by time, else by accuracy."""
     if not candidate.outcomes:
@@ -417,29 +255,24 @@ def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: f
     second = next((other for other in ranked[1:] if other.outcomes), None)
     waiting = next((other for other in ranked if other.method in WAITING), None)
     said = []
-    spread = float(
-        np.quantile(built.fleet.step_seconds, 0.95) / max(np.quantile(built.fleet.step_seconds, 0.05), 1e-12)
-    )
+    steps = built.fleet.step_seconds
+    spread = float(steps.max() / max(float(np.median(steps)), 1e-12))
+    slowest = f"the slowest client takes {spread:.2g} times as long for a step as the median one"
     if isinstance(built.method.when, Hybrid):
         said.append("devices of a cluster exchange models over their own links, so fewer reports go to the server")
         if best.method == "async-hl-sgd":
             said.append("and clusters need not wait for one another")
+    elif best.method in WAITING and spread < ALIKE:
+        said.append("clients are equally fast: rounds wait for nobody, and nothing is stale")
     elif best.method in WAITING:
-        if best.idle < 0.25:
-            said.append(
-                f"clients are nearly alike (idle {best.idle:.0%} in rounds): waiting costs little, nothing is stale"
-            )
-        else:
-            said.append(
-                f"its updates are worth more than the waiting costs (clients idle {best.idle:.0%} of the time), and "
-                "nothing is stale"
-            )
+        said.append(f"{slowest}, but its updates are worth more than the waiting costs, and nothing is stale")
+    elif spread < ALIKE:
+        said.append("clients are equally fast, and it commits more often than rounds do, with little staleness")
     else:
-        other = f", where rounds ({waiting.method}) leave them idle {waiting.idle:.0%} of the time" if waiting else ""
-        said.append(
-            f"steps of slow clients take {spread:.2g} times as long as those of fast ones; it does not wait for them "
-            f"(idle {best.idle:.0%}{other})"
+        other = (
+            f", where rounds ({waiting.method}) leave clients idle {waiting.idle:.0%} of the time" if waiting else ""
         )
+        said.append(f"{slowest}; it does not wait for it (idle {best.idle:.0%}{other})")
     if second is not None and target is not None:
         one, two = (mean_time(candidate, target) for candidate in (best, second))
         if one is not None and two is not None:

@@ -20,7 +20,7 @@ from offbeat.experiment import resume, run
 from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
-from offbeat.runs.forms import page_table
+from offbeat.runs.layout import page_table
 from offbeat.runs.loop import Outcome
 from offbeat.runs.manifest import read_manifest
 from offbeat.runs.progress import Progress

@@ -18,7 +18,7 @@ import torch
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine
-from offbeat.engines.tile_solver import BATCHES, InProcess, pieces, tile_size
+from offbeat.engines.tile_solver import InProcess, pieces, share, tile_size
 from offbeat.records import Begun
 
 CALL = 1.1e-3  # seconds of the driver for a message and its answer; measured by `offbeat bench ray` on two cores
@@ -68,22 +68,20 @@ class Work:
 def wave_seconds(work: Work, rates: Rates, workers: int, gbit: float, call: float = CALL) -> dict[str, float]:
     """Of a wave in tiles: its wall time, and what it would be by computing, by the driver and by its link alone."""
     tiles, free = work.tiles, [0.0] * workers
-    queue = list(tiles)
-    messages, turn = 0, 0.0
-    ends = []
-    while queue:  # as `TileSolver.dispatch` hands them out
-        many = max(1, -(-len(queue) // (BATCHES * workers)))
-        batch, queue = queue[:many], queue[many:]
-        messages += 1
-        turn += call / 2
-        worker = min(range(workers), key=free.__getitem__)
-        free[worker] = max(free[worker], turn) + sum(rates.seconds(jobs, work.steps) for jobs in batch)
-        ends.append(free[worker])
+    queue, messages = list(tiles), 0
+    while queue:  # about as `TileSolver.dispatch` hands them out
+        many = share(len(queue), workers)
+        for worker in sorted(range(workers), key=free.__getitem__):
+            batch, queue = queue[:many], queue[many:]
+            if batch:
+                messages += 1
+                busy = sum(rates.seconds(jobs, work.steps) for jobs in batch)
+                free[worker] = max(free[worker], messages * call / 2) + busy
     back = (work.jobs if work.rows else len(tiles) + work.commits - 1) * work.vector
     out = work.commits * workers * work.vector
     link = (back + out) / (gbit * GBIT)
     edges = 2 * work.vector / (gbit * GBIT) + call / 2
-    computing, driver = max(ends) + edges, messages * call
+    computing, driver = max(free) + edges, messages * call
     return {"seconds": max(computing, driver, link), "computing": computing, "driver": driver, "link": link}
 
 

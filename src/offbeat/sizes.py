@@ -20,7 +20,7 @@ VECTORS = 4  # as long as the model that a job has at once, at least: iterate, g
 
 def size_problems(method: Method, task: Task, units: int, item: int, device: torch.device) -> list[str]:
     """The sentences on a job or a commit that cannot fit; `item` is the size of a number in bytes."""
-    numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    numbers = task.numbers
     updates = method.when.cohort or units
     width = max(map(task.per_step, range(task.clients)))
     inputs, outputs = sample_numbers(task)
@@ -48,19 +48,20 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
 def sample_numbers(task: Task) -> tuple[int, int]:
     """How many numbers a sample is, and how many all layers together make of it."""
     x, _ = task.training
+    model = task.looked_at
     outputs = 0
 
     def count(_module: Any, _args: Any, out: Any) -> None:
         nonlocal outputs
         outputs += sum(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
 
-    leaves = [part for part in task.model.modules() if not list(part.children())]
+    leaves = [part for part in model.modules() if not list(part.children())]
     hooks = [part.register_forward_hook(count) for part in leaves]
-    first = next(task.model.parameters())
+    first = next(model.parameters())
     devices = [first.device] if first.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
-            called(task.model, fitting(rows_of(x, slice(2)), first))
+            called(model, fitting(rows_of(x, slice(2)), first))
     finally:
         for hook in hooks:
             hook.remove()

@@ -46,7 +46,7 @@ def spread(
     import ray
 
     room = {"num_cpus": 1, "num_gpus": 1 if device != "cpu" and devices("cuda") else 0}
-    remote = ray.remote(alone).options(**room, max_retries=TRIES - 1, max_calls=0)
+    remote = ray.remote(alone).options(**room, max_retries=TRIES - 1)
     waiting, running, done = list(enumerate(calls))[::-1], dict[Any, int](), 0
     try:
         while waiting or running:

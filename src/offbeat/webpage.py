@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from offbeat.fleets.clusters import MBIT
 from offbeat.fleets.fleet import Fleet
 from offbeat.runs import cluster_layout, palette
 from offbeat.runs.bands import band, interval
-from offbeat.runs.chronicle import Chronicle, again, found, grouped, read_run
+from offbeat.runs.chronicle import Chronicle, again, found, grouped, read_run, trace_rows
 from offbeat.runs.store import strict
-from offbeat.runs.stored import read_trace
 from offbeat.runs.target import crossing
 from offbeat.runs.timeline import KINDS, MEANS, Timeline, timeline_of
 
@@ -31,7 +31,18 @@ LARGEST = 3_000_000  # bytes of a page
 DETAIL = 2_200_000  # bytes of it for spans, all timelines together
 TICKS = 1 << 22  # of a timeline: times are whole numbers of them
 BINS, GROUPS = 300, 100  # of the overview beyond the spans that fit
+ROWS = 1_000_000  # of a trace that are read for its timeline
 POINTS = 600  # of a line of one seed
+SPENT = {
+    "commit",
+    "virtual_seconds",
+    "client_steps",
+    "samples",
+    "bytes_up",
+    "bytes_down",
+    "bytes_d2d",
+    "staleness_mean",
+}
 Groups = Mapping[str, Sequence[Chronicle]]
 
 
@@ -74,7 +85,7 @@ def part(name: str) -> str:
 
 def figures(groups: Groups, targets: Sequence[float], detail: int) -> dict[str, Any]:
     aims = sorted({*targets, *(t for runs in groups.values() for run in runs for t in run.targets)}) or chosen(groups)
-    scores = [score for score in ("accuracy", "loss") if any_score(groups, score)]
+    scores = scores_of(groups)
     fleets = {label: fleet_of(runs[0]) for label, runs in groups.items()}
     axes = axes_of(groups)
     states = Counter(run.state for runs in groups.values() for run in runs)
@@ -100,8 +111,11 @@ def figures(groups: Groups, targets: Sequence[float], detail: int) -> dict[str, 
 
 
 # ---- curves -------------------------------------------------------------------------------------
-def any_score(groups: Groups, score: str) -> bool:
-    return any(row.get(score) is not None for runs in groups.values() for run in runs for row in run.metrics)
+def scores_of(groups: Groups) -> list[str]:
+    """What was looked at in the model: every figure of the evaluations that is not an account of what was spent."""
+    rows = [row for runs in groups.values() for run in runs for row in run.metrics]
+    names = dict.fromkeys(name for row in rows for name in row if name not in SPENT)
+    return [name for name in names if any(isinstance(row.get(name), int | float) for row in rows)]
 
 
 def axes_of(groups: Groups) -> dict[str, Any]:
@@ -279,7 +293,8 @@ def fairness_table(groups: Groups, fleets: Mapping[str, Fleet | None]) -> dict[s
 def timeline_columns(label: str, run: Chronicle, fleet: Fleet | None, room: int) -> dict[str, Any]:
     """Spans as columns of small whole numbers: starts as differences, times in ticks. As many as fit the room, from
     the start on; beyond them the share of time in which clients compute, in bins."""
-    line = again(lambda: timeline_of(read_trace(run.path)))
+    stored = again(lambda: trace_rows(run.path))
+    line = again(lambda: timeline_of(islice(stored, ROWS)))
     rows = 1 + max((span.client for span in line.spans), default=0)
     clusters = fleet is not None and fleet.clusters is not None and rows <= len(fleet.clusters.each) < fleet.clients
     if fleet is not None and not clusters:
@@ -300,6 +315,8 @@ def timeline_columns(label: str, run: Chronicle, fleet: Fleet | None, room: int)
             columns[name].append(value)
     shown = len(columns["c"])
     note = f"{run.path.name or label}: {len(spans):,} spans of {rows:,} {'clusters' if clusters else 'clients'}"
+    if len(stored) > ROWS:
+        note += f" from the first {ROWS:,} of {len(stored):,} rows of its trace"
     if shown < len(spans):
         note += (
             f"; the first {shown:,}, up to {palette.duration(until)}, are drawn one by one, and from there on shades "

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,27 +18,39 @@ from offbeat.bench import RAY, work
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, connect, quietly, ray_crew
-from offbeat.engines.tile_solver import TileSolver, in_process
-from offbeat.engines.tile_worker import Solved, Spec, Tile
+from offbeat.engines.tile_solver import Reply, TileSolver, in_process
+from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Tile
 from offbeat.experiment import run
 from offbeat.plan import GBIT, Rates
 from offbeat.records import Begun
 from offbeat.spread import Call, spread
 
 Rows = list[dict[str, Any]]
-# Client-steps a second of an H200, tf32, by clients in a wave: results/speed-h200.json.
-H200 = {
-    "CNN": Rates((1, 10, 50, 100, 200), (6895.0, 43039.0, 80987.0, 90290.0, 96956.0)),
-    "MLP": Rates((1, 10, 50, 100, 200), (17986.0, 151753.0, 369911.0, 472014.0, 573023.0)),
-}
-NUMBERS = {"CNN": 582_026, "MLP": 79_510}
+# Client-steps a second of an H200 (CNN, tf32), by clients in a wave: results/speed-h200.json.
+H200 = Rates((1, 10, 50, 100, 200), (6895.0, 43039.0, 80987.0, 90290.0, 96956.0))
+NUMBERS = 582_026  # of that CNN
 
 
+@contextmanager
+def cluster(cores: int) -> Iterator[None]:
+    """A cluster on this machine with room for so many actors."""
+    mine = connect(None, cores)
+    try:
+        yield
+    finally:
+        if mine:
+            import ray
+
+            with quietly():
+                ray.shutdown()
+
+
+@cluster(3)
 def actors(quick: bool) -> Rows:
     """Two actors against one, one thread each, and against the same tiles in this process: waves of 32 jobs of 20
     steps, one after the other in turn."""
     rows = []
-    jobs_, steps, goes = (16, 5, 2) if quick else (32, 20, 6)
+    jobs_, steps, goes = (16, 5, 2) if quick else (32, 20, 5)
     for model in ("dlsgd-cnn", "mlp"):
         task = work.small_task(model, jobs_)
         method = build_method({"name": "local-sgd", "local_steps": steps})
@@ -46,12 +59,12 @@ def actors(quick: bool) -> Rows:
             for name, crew in (("here", in_process), ("1", ray_crew(1, None)), ("2", ray_crew(2, None)))
         }
         taken: dict[str, list[float]] = {name: [] for name in engines}
-        for go in range(goes + 3):
+        for go in range(goes + 1):
             for name, engine in engines.items():
                 wave = [Begun(client, go, 0, steps) for client in range(jobs_)]
                 began = time.perf_counter()
                 answered(engine.solver, engine, wave)
-                if go >= 3:  # before, steps are traced
+                if go:  # in the first, steps are traced
                     taken[name].append(time.perf_counter() - began)
         best = {name: min(times) for name, times in taken.items()}
         tiles = len(engines["1"].solver.cut([Begun(c, 0, 0, steps) for c in range(jobs_)]))
@@ -84,6 +97,7 @@ def result_of(part: Any, row: int, job: Begun) -> Any:
     return Result(part, row, job, -1, job.client)
 
 
+@cluster(1)
 def messages(quick: bool) -> Rows:
     """What the overhead of a wave comes from: an empty message there and back, a version placed and fetched, a sum
     fetched; medians."""
@@ -118,6 +132,7 @@ def messages(quick: bool) -> Rows:
     return rows
 
 
+@cluster(2)
 def moved(quick: bool) -> Rows:
     """Sums against rows: bytes that travel in a run, by the same tiles on two workers. A rule that says `weigh` and
     `apply` sends sums; the same rule as `commit` has every row sent."""
@@ -151,39 +166,61 @@ def moved(quick: bool) -> Rows:
 
 
 # ---- a simulated cluster ------------------------------------------------------------------------
-class Sleeper:
-    """In the place of a worker: sleeps as long as an H200 would compute, and the link would carry."""
+def sleeper() -> type:
+    """The class of an actor that sleeps as long as an H200 would compute and the link would carry. It is made here, so
+    that it travels whole: sixteen processes need not import PyTorch to sleep."""
 
-    def begin(self, given: tuple[Rates, int, float, dict[str, int]]) -> tuple[dict[str, Any], dict[str, int]]:
-        self.rates, self.numbers, self.link, sizes = given
-        self.seen: set[int] = set()
-        return {}, sizes
+    class Sleeper:
+        def begin(self, given: Any) -> Any:
+            self.sizes, self.rates, self.numbers, self.link, least_and_most = given
+            return {}, least_and_most
 
-    def solve(self, tiles: list[Tile], versions: dict[int, Any], gone: Any, dropped: Any) -> Any:
-        import time
+        def solve(self, tiles: list[tuple[int, int, list[int]]], versions: int) -> list[dict[int, Any]]:
+            import time
 
-        import numpy as np
+            import numpy as np
 
-        vector = 4 * self.numbers / self.link
-        seconds, solved = len(versions) * vector, []
-        for tile in tiles:
-            seconds += self.rates.seconds(len(tile.jobs), tile.jobs[0].steps) + vector
-            sums = {plan[0]: {"delta": np.zeros(self.numbers, dtype=np.float32)} for plan in tile.plans}
-            solved.append(Solved(tile.key, [-1] * len(tile.jobs), {}, None, sums))
-        time.sleep(seconds)
-        return solved, [], "captured", 0
+            vector = 4 * self.numbers / self.link
+            seconds, sums = versions * vector, []
+            for jobs, steps, commits in tiles:
+                seconds += jobs * steps / float(np.interp(jobs, self.sizes, self.rates)) + len(commits) * vector
+                sums.append({commit: np.zeros(self.numbers, dtype=np.float32) for commit in commits})
+            time.sleep(seconds)
+            return sums
+
+    return Sleeper
 
 
 class SleepingCrew(RayCrew):
-    """A real crew of actors of Ray, with real messages, whose work is asleep."""
+    """A real crew of actors of Ray, with real messages and real sums, whose work is asleep."""
 
-    model, gbit = "CNN", 100.0
+    gbit = 100.0
+    grace = 300.0
 
     def prepare(self, spec: Spec) -> tuple[Any, Any, dict[str, float]]:
-        sizes = {"least": 16, "most": 256, "limit": 4096}
-        return Sleeper, (H200[self.model], NUMBERS[self.model], self.gbit * GBIT, sizes), {"num_cpus": 0}
+        self.keys: dict[int, list[Tile]] = {}
+        sizes = {"least": LEAST, "most": GREATEST, "limit": 4096}
+        return sleeper(), (H200.sizes, H200.rates, NUMBERS, self.gbit * GBIT, sizes), {"num_cpus": 0.0}
+
+    def ask(self, worker: int, what: str, *given: Any) -> int:
+        tiles, versions = given[0], given[1]
+        plain = [(len(t.jobs), t.jobs[0].steps, [version for version, *_ in t.plans]) for t in tiles]
+        ticket = super().ask(worker, what, plain, len(versions))
+        self.keys[ticket] = tiles
+        return ticket
+
+    def hear(self) -> Reply | None:
+        reply = super().hear()
+        if reply is None or reply.ticket is None:
+            return reply
+        solved = [
+            Solved(tile.key, [-1] * len(tile.jobs), {}, None, {v: {"delta": value} for v, value in sums.items()})
+            for tile, sums in zip(self.keys.pop(reply.ticket), reply.value, strict=True)
+        ]
+        return reply._replace(value=(solved, [], "captured", 0))
 
 
+@cluster(2)
 def simulated(quick: bool) -> Rows:
     """Actors that sleep at an H200's rates on links of 100 Gbit/s, with Ray's real messages and the real driver: how
     much of n times one device is left. `alone` is one device with whole waves and no Ray."""
@@ -205,7 +242,7 @@ def simulated(quick: bool) -> Rows:
             times = []
             for go in range(goes + 1):
                 jobs = [Begun(client, go, go, steps) for client in range(size)]
-                state = {"model": torch.zeros(NUMBERS["CNN"])}
+                state = {"model": torch.zeros(NUMBERS)}
                 weights = {"delta": torch.full((size,), 1 / size)}
                 plans = [Plan(go, [job[:2] for job in jobs], weights)]
                 began = time.perf_counter()
@@ -220,7 +257,7 @@ def simulated(quick: bool) -> Rows:
                 times.append(time.perf_counter() - began)
             taken = min(times[1:])
             one.setdefault(size, taken)
-            alone = H200["CNN"].seconds(size, steps)
+            alone = H200.seconds(size, steps)
             rows.append({
                 "actors": count, "wave": size, "ms per wave": 1e3 * taken, "against one actor": one[size] / taken,
                 "efficiency": one[size] / taken / count, "efficiency against one device alone": alone / taken / count,
@@ -239,28 +276,21 @@ def one_run(seed: int, commits: int) -> float:
     return float(outcome.loss_final)
 
 
+@cluster(2)
 def sweep(quick: bool) -> Rows:
     """32 runs on one worker of one thread, and on two; both kinds of worker are warm, and their turns alternate."""
     runs, commits = (4, 20) if quick else (32, 150)
-    mine = connect(None, 2)
     taken: dict[int, float] = {1: 0.0, 2: 0.0}
     losses: dict[int, list[float]] = {1: [], 2: []}
-    try:
-        dict(spread([Call(f"{i}", one_run, (i, 5)) for i in range(4)], 2))
-        for part in range(4):  # a quarter of the runs on one, then the same on two
-            for workers in taken:
-                seeds = range(part * runs // 4, (part + 1) * runs // 4)
-                calls = [Call(f"{seed}", one_run, (seed, commits)) for seed in seeds]
-                began = time.perf_counter()
-                ended = dict(spread(calls, workers))
-                taken[workers] += time.perf_counter() - began
-                losses[workers] += [ended[place] for place in range(len(calls))]
-    finally:
-        if mine:
-            import ray
-
-            with quietly():
-                ray.shutdown()
+    dict(spread([Call(f"{i}", one_run, (i, 5)) for i in range(4)], 2))
+    for part in range(4):  # a quarter of the runs on one, then the same on two
+        for workers in taken:
+            seeds = range(part * runs // 4, (part + 1) * runs // 4)
+            calls = [Call(f"{seed}", one_run, (seed, commits)) for seed in seeds]
+            began = time.perf_counter()
+            ended = dict(spread(calls, workers))
+            taken[workers] += time.perf_counter() - began
+            losses[workers] += [ended[place] for place in range(len(calls))]
     return [{
         "runs": runs, "one worker, s": taken[1], "two workers, s": taken[2], "two against one": taken[1] / taken[2],
         "same results": str(losses[1] == losses[2]),

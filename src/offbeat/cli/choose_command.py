@@ -31,7 +31,7 @@ def choose(
         float | None, typer.Option(help="The accuracy to reach soonest; else the best accuracy at the end wins.")
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only these methods; repeatable.")] = None,
-    trials: Annotated[int, typer.Option(help="Trials of each method that is worth it.", min=1)] = 8,
+    trials: Annotated[int, typer.Option(help="Trials of each method that is worth it.", min=1)] = 12,
     seeds: Annotated[int, typer.Option(help="Seeds of the final runs.", min=1)] = 3,
     seed: Seed = None,
     device: Device = None,

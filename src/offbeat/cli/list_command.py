@@ -17,7 +17,7 @@ from offbeat.options import defaults
 LISTS = {  # and what the registry calls one of each
     "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
     "policies": "policy", "stages": "stage", "metrics": "metric", "callbacks": "callback", "papers": "recipe",
-    "laws": "law",
+    "laws": "law", "fast-paths": "fast path",
 }  # fmt: skip
 HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
 
@@ -35,6 +35,9 @@ def list_names(
         raise ConfigError([unknown("list", what, LISTS)])
     if what == "laws":
         show_laws(name, as_json)
+        return
+    if what == "fast-paths":
+        show_fast_paths(as_json)
         return
     if name is not None:
         show_options(what, name, as_json)
@@ -88,6 +91,23 @@ def show_laws(name: str | None, as_json: bool) -> None:
             needs = [key for key in signature(make).parameters if key not in ("step_seconds", "seed")]
             written = ", ".join([f'law = "{law}"', *(f"{key} = ..." for key in needs)])
             print(f"  {law:<12} {first_line(make)}\n  {'':<12} {{{written}}}")
+
+
+def show_fast_paths(as_json: bool) -> None:
+    """What PyTorch's functions become inside a wave, when, and how closely they agree."""
+    from offbeat.numerics.fast.table import TABLE
+
+    rows: list[dict[str, Any]] = [
+        {"functions": [function.__name__ for function in row.functions], "when": row.when, "means": row.means,
+         "tolerance": row.tolerance}
+        for row in TABLE
+    ]  # fmt: skip
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(f"{', '.join(row['functions'])}\n    when: {row['when']}\n    by:   {row['means']}")
+    print(f"\nGradients agree with PyTorch's own for one client to a relative {TABLE[0].tolerance:g} in float64.")
 
 
 def data_sources() -> Mapping[str, Any]:

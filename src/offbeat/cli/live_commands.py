@@ -93,8 +93,13 @@ def serve(
     )  # fmt: skip
     start_log(log)
     operations = Operations(metrics, metrics_open, view=sys.stderr.isatty() and not as_json)
+
+    def listening(server: Any) -> None:
+        print(f"offbeat: listening on port {server.port}, run {server.run_id}", file=sys.stderr)
+        operations.watch(server)
+
     try:
-        outcome = serve_run(experiment, out, options, None, operations.watch, overwrite)
+        outcome = serve_run(experiment, out, options, None, listening, overwrite)
     finally:
         operations.close()
     show_outcome(outcome, as_json, out)
@@ -125,6 +130,9 @@ def join(
     ] = None,
     step_seconds: Annotated[float, typer.Option(help="Wait out so many seconds for each local step.", min=0.0)] = 0.0,
     patience: Annotated[float, typer.Option(help="Seconds to look for a server that is not there.", min=0.0)] = 600.0,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port where neighbours find this device; needed by methods with clusters.")
+    ] = None,
     device: Device = None,
     log: LogFile = None,
     as_json: Json = False,
@@ -145,7 +153,7 @@ def join(
     start_log(log)
     done = join_run(
         address, data, keys, name, client, device=device or "auto", state=state, code=tuple(code or ()),
-        local_steps=local_steps, step_seconds=step_seconds, patience=patience,
+        local_steps=local_steps, step_seconds=step_seconds, patience=patience, listen=listen,
     )  # fmt: skip
     if as_json:
         show_json(done)

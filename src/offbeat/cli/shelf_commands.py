@@ -121,7 +121,7 @@ def table(
 ) -> None:
     """One table of several runs; those that differ by their seed alone are averaged, with half of a 95 % interval."""
     from offbeat.runs import report, shelf
-    from offbeat.runs.forms import FORMS
+    from offbeat.runs.layout import FORMS
 
     if form not in ("text", *FORMS):
         raise ConfigError([f"--format: {unknown('format', form, ('text', *FORMS))}"])

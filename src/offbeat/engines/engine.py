@@ -26,6 +26,7 @@ from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method
+from offbeat.numerics.batch_norm import normalised
 from offbeat.numerics.evaluation import Figure, training_loss
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
@@ -84,6 +85,7 @@ class Engine:
         with self.settings:
             dtype = torch.float64 if precision == "float64" else torch.float32
             model = task.flat_model(dtype, precision == "bf16").to(device)
+            method = self.method = normalised(method, model.statistics, model.rule)
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
             rows = method.what.commit is not None

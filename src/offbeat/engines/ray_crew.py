@@ -6,7 +6,11 @@ added. For one that is lost another is asked for. The data is placed once, and s
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -22,8 +26,6 @@ from offbeat.engines.tile_worker import Spec, array
 from offbeat.errors import OffbeatError
 
 START = 120.0  # seconds until the first worker must be there
-GRACE = 20.0  # seconds that the others have to come, before work begins without them
-STORE = 0.75  # of the object store that data may take
 
 
 def ray_problems() -> list[str]:
@@ -51,6 +53,24 @@ def quietly() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def loopback() -> Iterator[None]:
+    """Keep Ray from putting the network card's address in the place of the loopback address, as it does on Linux."""
+    from ray._private import ray_constants
+
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+        if before[0] is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before[0]
+
+
 def connect(address: str | None, cores: int) -> bool:
     """Be connected to the cluster at an address, or to one that is started here; whether it was not so before."""
     with quietly():
@@ -58,10 +78,13 @@ def connect(address: str | None, cores: int) -> bool:
 
         if ray.is_initialized():
             return False
+        logging.getLogger("ray").setLevel(logging.ERROR)
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
         try:
+            answers(address)
             if address is None:
-                ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
+                with loopback():
+                    ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **common)
             else:
                 ray.init(address=address, **common)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -72,6 +95,14 @@ def connect(address: str | None, cores: int) -> bool:
                 "address, or leave address out for one that is started here"
             ) from None
     return True
+
+
+def answers(address: str | None) -> None:
+    """An error where nobody listens: Ray itself would end the process."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass
 
 
 def devices(kind: str) -> int:
@@ -85,6 +116,7 @@ class RayCrew:
     """Actors by number."""
 
     name = "ray"
+    grace = 20.0  # seconds that the others have to come after the first, before work begins without them
 
     def __init__(self, spec: Spec, workers: int | None, address: str | None) -> None:
         from offbeat.engines.settings import cores
@@ -131,7 +163,7 @@ class RayCrew:
     def gather(self) -> None:
         """Wait for the first worker, and a little for the others."""
         began = time.monotonic()
-        while self.coming and (not self.live or time.monotonic() - began < GRACE):
+        while self.coming and (not self.live or time.monotonic() - began < self.grace):
             ready, _ = self.ray.wait(list(self.coming), timeout=0.5)
             for ref in ready:
                 self.welcome(ref)
@@ -229,9 +261,9 @@ class RayCrew:
                 "the object store of a node is full: it holds the data once, the versions in use, and what is under "
                 "way. Start nodes with a larger one (`ray start --object-store-memory BYTES`), or take a smaller task"
             )
-        if isinstance(cause, ModuleNotFoundError):
+        if missing := re.search(r"No module named '([\w.]+)'", str(cause)):
             return OffbeatError(
-                f"a worker does not find the module '{cause.name}': code of your own must be on every node, installed "
+                f"a worker does not find the module '{missing[1]}': code of your own must be on every node, installed "
                 "or in a directory of PYTHONPATH there"
             )
         return cause if isinstance(cause, BaseException) else error

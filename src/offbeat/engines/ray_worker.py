@@ -3,44 +3,81 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import platform
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import ray
 import torch
+from ray.cloudpickle import CloudPickler
 
 from offbeat.engines.settings import Settings
 from offbeat.engines.tile_worker import Spec, TileWorker, array
-from offbeat.numerics.samples import Samples
-from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem
+from offbeat.numerics.windows import Stream
 
-LARGE = ("x", "y", "order")  # arrays that are placed once for each node
+LARGE = 1 << 16  # bytes of a tensor that is placed once for each node, instead of travelling to each actor
 
 
 class Parcel(NamedTuple):
-    """A `Spec` as it travels: the model as it was given, and the large arrays as references."""
+    """A `Spec` as it travels: pickled, but for its large tensors, which lie in the object store."""
 
-    spec: Spec  # without a problem
-    model: Any
-    local: Any
-    seed: int
-    samples: Samples  # without the large arrays
-    arrays: Mapping[str, Any]
+    content: bytes
+    arrays: list[Any]  # references
+
+
+class Packer(CloudPickler):  # type: ignore[misc]
+    """Takes large tensors out of what it pickles, and puts each into the object store once."""
+
+    def __init__(self, file: Any, put: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self.put = put
+        self.arrays: list[Any] = []
+        self.places: dict[int, int] = {}  # by the tensor's id
+        self.kept: list[Any] = []  # so that no id comes twice
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, Stream):
+            return "stream", self.place(obj, obj.on(torch.device("cpu"))), obj.least, obj.most
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.nbytes >= LARGE:
+            return "tensor", self.place(obj, obj)
+        return None
+
+    def place(self, obj: Any, values: torch.Tensor) -> int:
+        if id(obj) not in self.places:
+            self.places[id(obj)] = len(self.arrays)
+            self.kept.append(obj)
+            self.arrays.append(self.put(array(values)))
+        return self.places[id(obj)]
+
+
+class Unpacker(pickle.Unpickler):
+    def __init__(self, parcel: Parcel) -> None:
+        super().__init__(io.BytesIO(parcel.content))
+        self.arrays = ray.get(parcel.arrays)
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, place, *rest = pid
+        values = shared(self.arrays[place])
+        if kind == "tensor":
+            return values
+        stream = object.__new__(Stream)
+        stream.copies, (stream.least, stream.most) = {values.device: values}, rest
+        return stream
 
 
 def parcel(spec: Spec, put: Callable[[Any], Any]) -> Parcel:
     problem = spec.problem
-    model, samples = problem.model, problem.samples.to("cpu")
-    arrays = {name: [put(array(getattr(samples, name)))] for name in LARGE}
-    nothing: dict[str, Any] = dict.fromkeys(LARGE, torch.zeros(0))
-    empty = replace(samples, **nothing)
-    given = (copy.deepcopy(model.module).cpu(), model.loss, model.dtype, model.rounded)
-    return Parcel(spec._replace(problem=None), given, problem.local, problem.seed, empty, arrays)  # type: ignore[arg-type]
+    model = copy.copy(problem.model)
+    model.module = copy.deepcopy(model.module).cpu()
+    there = problem._replace(model=model, samples=problem.samples.to("cpu"))
+    file = io.BytesIO()
+    packer = Packer(file, put)
+    packer.dump(spec._replace(problem=there))
+    return Parcel(file.getvalue(), packer.arrays)
 
 
 class RayWorker(TileWorker):
@@ -56,12 +93,12 @@ class RayWorker(TileWorker):
         if self.settings is not None:
             self.settings.__exit__()
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        self.settings = Settings(given.spec.precision, device, 1)
+        spec: Spec = Unpacker(given).load()
+        self.settings = Settings(spec.precision, device, 1)
         self.settings.__enter__()
-        arrays: dict[str, Any] = {name: shared(ray.get(refs[0])) for name, refs in given.arrays.items()}
-        samples = replace(given.samples, **arrays).to(device)
-        problem = Problem(FlatModel(*given.model).to(device), samples, given.local, given.seed)
-        super().__init__(given.spec._replace(problem=problem))
+        there = spec.problem
+        problem = there._replace(model=there.model.to(device), samples=there.samples.to(device))
+        super().__init__(spec._replace(problem=problem))
         facts = {
             **{name: version(name) for name in ("offbeat", "torch", "numpy", "ray")},
             "python": platform.python_version(),

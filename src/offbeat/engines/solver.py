@@ -9,9 +9,11 @@ the number of the wave, because rounding rests on them; a resumed run and a repl
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
@@ -36,6 +38,7 @@ FAILED = {
     "plain": "steps of this model cannot be captured, so they run plainly",
     "one by one": "this model cannot be batched over clients, so jobs run one after another",
 }
+FALLBACK = re.compile(r"have not yet implemented the batching rule for (aten::\w+)")
 PROCESSOR = 4 << 30  # bytes that a wave may take on a processor ...
 DEVICE = 0.5  # ... and the share of a device's whole memory: what is free changes, and waves must not
 
@@ -165,12 +168,32 @@ class LocalSolver:
         for wave, what, value in self.record:
             if wave == self.waves:
                 setattr(self, what, value)
-        parts = self.parts(versions, list(jobs))
+        with self.watched():
+            parts = self.parts(versions, list(jobs))
         self.waves += 1
         outcome: Outcome = parts[0] if len(parts) == 1 else Outcome(
             *pytree.tree_map(lambda *tensors: torch.cat(tensors), *map(tuple, parts))
         )  # fmt: skip
         return outcome
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """In the first wave, operations that PyTorch itself cannot batch are named: it takes them client by client."""
+        if self.waves:
+            yield
+            return
+        said: list[warnings.WarningMessage] = []
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                yield
+        finally:
+            for each in said:
+                operation = FALLBACK.search(str(each.message))
+                if operation is None:
+                    warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                else:
+                    self.note(f"PyTorch cannot batch {operation[1]}: inside waves it is computed client after client")
 
     def parts(self, versions: Mapping[int, State], jobs: list[Begun]) -> list[Outcome]:
         """The jobs in as many parts as the memory asks for, each remembered by its clients."""

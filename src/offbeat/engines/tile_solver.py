@@ -219,17 +219,16 @@ class TileSolver:
         self.dispatch()
 
     def dispatch(self) -> None:
+        """Tiles of the queue to workers: most at once, for a message costs time, and the rest to whoever is done."""
         workers = self.crew.workers()
-        while self.queue and workers:
-            under_way = dict.fromkeys(workers, 0)
-            for worker, _ in self.tickets.values():
-                if worker in under_way:
-                    under_way[worker] += 1
-            worker = min(under_way, key=lambda each: under_way[each])
-            if under_way[worker] >= BATCHES:
+        for level in range(BATCHES):
+            if not self.queue:
                 return
-            many = max(1, -(-len(self.queue) // (BATCHES * len(workers))))
-            self.ask_tiles(worker, [self.queue.popleft() for _ in range(min(many, len(self.queue)))])
+            under_way = Counter(worker for worker, _ in self.tickets.values())
+            many = share(len(self.queue), len(workers))
+            for worker in workers:
+                if self.queue and under_way[worker] == level:
+                    self.ask_tiles(worker, [self.queue.popleft() for _ in range(min(many, len(self.queue)))])
 
     def ask_tiles(self, worker: int, parts: list[Part]) -> None:
         has = self.sent.setdefault(worker, set())
@@ -332,10 +331,10 @@ class TileSolver:
             sums[part.tile.key] = found
         total: Update = {}
         for name in weights:
-            whole = tensor(sums[order[0]][name]).to(self.device, copy=True)
+            whole = np.array(sums[order[0]][name])
             for key in order[1:]:
-                whole += tensor(sums[key][name]).to(self.device)
-            total[name] = whole
+                whole += sums[key][name]
+            total[name] = torch.from_numpy(whole).to(self.device)
         return total
 
     def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:
@@ -583,6 +582,15 @@ def tile_size(jobs: int, tiling: Mapping[str, int]) -> int:
     [4, 4, 7, 25, 32]
     """
     return min(tiling["most"], max(tiling["least"], -(-jobs // tiling["parts"])))
+
+
+def share(tiles: int, workers: int) -> int:
+    """How many of the tiles that are left each worker is given at once: three quarters of an even share.
+
+    >>> [share(tiles, 2) for tiles in (16, 4, 1)]
+    [6, 2, 1]
+    """
+    return -(-3 * tiles // (4 * max(1, workers)))
 
 
 def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:

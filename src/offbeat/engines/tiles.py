@@ -118,7 +118,8 @@ class TiledAdvance:
                     place = first + k
                     if work.tables:
                         *fixed, _ = pytree.tree_leaves(job_at(work, numbers[place], begin + place))
-                    *leaves, loss = step(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
+                    with torch.enable_grad():  # of nothing: no tensor asks for one
+                        *leaves, loss = step(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
                     losses.append(loss)
             return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
 
@@ -153,7 +154,8 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
     given = (*leaves, x, y, noise)
     module = make_fx(flat_step)(*given)
     graph, forms = module.graph, Forms(module)
-    forms.run(*given)
+    with torch.enable_grad():  # as it was traced: some operations keep what their gradient needs only then
+        forms.run(*given)
     for node in list(graph.nodes):
         if node.target in SAME and forms.seen[node] == forms.seen[node.args[0]]:
             node.replace_all_uses_with(node.args[0])

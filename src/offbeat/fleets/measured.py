@@ -63,7 +63,7 @@ def measured(
     clients: int = 100,
     seed: int = 0,
     *,
-    step_seconds: list[float] = (0.01,),  # type: ignore[assignment]  # one device, as the other fleets have it
+    step_seconds: float | list[float] = 0.01,  # one device, as the other fleets have it
     down_mbit: list[float] | None = None,
     up_mbit: list[float] | None = None,
     latency: list[float] | None = None,
@@ -74,7 +74,8 @@ def measured(
 ) -> Fleet:
     """Measured devices, one entry of each list; `offbeat fleet from-csv` writes them. Links that are not given take no
     time for bytes; with `mean_on` and `mean_off` (s) devices come and go."""
-    lists = {"step_seconds": step_seconds, "down_mbit": down_mbit, "up_mbit": up_mbit, "latency": latency,
+    steps = step_seconds if isinstance(step_seconds, list | tuple) else [step_seconds]
+    lists = {"step_seconds": steps, "down_mbit": down_mbit, "up_mbit": up_mbit, "latency": latency,
              "mean_on": mean_on, "mean_off": mean_off}  # fmt: skip
     found = list_problems(lists)
     found += improbable(drop_out)
@@ -83,7 +84,7 @@ def measured(
         found.append("mean_on and mean_off go together; give both, or neither for devices that are always there")
     if found:
         raise ConfigError(found)
-    devices = len(step_seconds)
+    devices = len(steps)
     which = np.arange(clients)
     if clients != devices:
         which = np.minimum((draws(clients, seed, "device") * devices).astype(np.int64), devices - 1)
@@ -96,7 +97,7 @@ def measured(
     if mean_on is not None and mean_off is not None:
         presence = EachOnOff(tuple(OnOff(float(mean_on[i]), float(mean_off[i]), seed) for i in which))
     return Fleet(
-        name="measured", clients=clients, step_seconds=of(step_seconds, 0.0), down_latency=late, up_latency=late,
+        name="measured", clients=clients, step_seconds=of(steps, 0.0), down_latency=late, up_latency=late,
         down_bandwidth=of(down_mbit, math.inf, MBIT), up_bandwidth=of(up_mbit, math.inf, MBIT), jitter=law,
         drop_out=drop_out, presence=presence,
     )  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -27,9 +26,11 @@ from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.errors import OffbeatError
 from offbeat.live.journal import FACT, FORGET, PAYLOAD, Journal, write_payload
-from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
+from offbeat.live.packets import broadcast_layout, mean_layout, prime_layout, update_layout
 from offbeat.method import State, Update
+from offbeat.numerics.batch_norm import tracking
 from offbeat.numerics.evaluation import Figure
+from offbeat.numerics.windows import Windows
 from offbeat.records import (
     Arrived,
     Begun,
@@ -63,7 +64,8 @@ CONSUMED = 8 << 20  # bytes of payloads that may wait, besides four times the st
 
 
 class Effect(NamedTuple):
-    """Something to send: an order, offer, fetch or drop to a client; an alarm to set; or the end."""
+    """Something to send: an order, fetch or drop to a client; an offer to all, or the newest one shown to a client; an
+    alarm to set; or the end."""
 
     kind: str
     client: int = -1
@@ -96,7 +98,7 @@ class LiveEngine:
         return self.server.version
 
     def evaluate(self) -> dict[str, Any]:
-        with torch.no_grad():
+        with self.settings, torch.no_grad():
             return self.looks(self.server.state["model"])
 
     @property
@@ -131,7 +133,9 @@ class Run:
         self.built, self.journal, self.memory = built, journal, memory
         self.engine = LiveEngine(built)
         self.server, rule = self.engine.server, built.method.what
-        self.down, self.up = broadcast_layout(rule, self.engine.flat), update_layout(rule, self.engine.flat)
+        self.down, self.sent = broadcast_layout(rule, self.engine.flat), update_layout(rule, self.engine.flat)
+        # A payload is what was sent, or, of a cluster, the mean of what its devices sent.
+        self.up = self.sent if built.hybrid is None else mean_layout(rule, self.engine.flat)
         self.priming = prime_layout(rule, self.engine.flat)
         watching = Callbacks([] if progress is None else [progress])
         self.loop = Loop(built.experiment, self.engine, built.account(), None, watching)  # type: ignore[arg-type]
@@ -141,7 +145,7 @@ class Run:
         self.epoch: int = journal.fact("epoch", 0) + 1
         self.begun = False
         self.ended: str | None = None
-        self.began = 0.0  # seconds of the system's clock at time 0
+        self.base, self.since = 0.0, time.monotonic()  # the run's time at a moment of this process
         self.latest = 0.0  # the time of the last row
         self.gathered: list[Row] = []  # since the last commit
         self.open: dict[int, dict[int, Begun]] = {}
@@ -160,12 +164,13 @@ class Run:
         self.disk = ThreadPoolExecutor(1, "state")
         self.primed: dict[int, Tensor] = {}
         self.starts = 0  # jobs begun, for the sample
-        self.sampled: set[JobName] = set()
+        self.sampled: set[JobName] = journal.sampled("start")
 
     # ---- time -----------------------------------------------------------------------------------
     def now(self) -> float:
-        """Seconds since the run began, in whole ticks; never backwards, whatever the system's clock does."""
-        elapsed = ticks(max(0.0, time.time() - self.began)) / PER_SECOND
+        """Seconds since the run began, in whole ticks. The system's clock counts only from one server to the next, and
+        never backwards."""
+        elapsed = ticks(self.base + time.monotonic() - self.since) / PER_SECOND
         self.latest = max(self.latest, elapsed)
         return self.latest
 
@@ -173,8 +178,8 @@ class Run:
     def begin(self, present: Iterable[int]) -> list[Effect]:
         """The first commands, with those who are there."""
         there = sorted(present)
-        self.began, self.begun, self.latest = time.time(), True, 0.0
-        self.journal.set_fact("began", self.began)
+        self.base, self.since, self.begun, self.latest = 0.0, time.monotonic(), True, 0.0
+        self.journal.set_fact("began", time.time())
         self.packets[0] = self.packet()
         self.loop.look()
         self.note_metrics()
@@ -193,7 +198,8 @@ class Run:
         gradients = torch.stack([self.primed[client] for client in range(many)])
         if server.kept is not None:
             server.kept.write(torch.arange(many), dict.fromkeys(rule.keeps, gradients))
-        server.prime(share.to(gradients.dtype) @ gradients)
+        with self.engine.settings:
+            server.prime(share.to(gradients.dtype) @ gradients)
         self.primed.clear()
         self.write_state(wait=True)
         return True
@@ -202,7 +208,7 @@ class Run:
     def restore(self) -> list[Effect]:
         """Be where the journal ends. The orders that were under way are effects again."""
         journal = self.journal
-        self.began, self.begun = journal.fact("began"), True
+        self.begun = True
         self.loop.metrics = journal.metrics()
         self.loop.seen = list(self.loop.metrics)
         self.epochs = journal.epochs()
@@ -217,6 +223,7 @@ class Run:
                 self.commit(now, record, again=self.commits < done)
             else:
                 self.absorb(record)
+        self.base, self.since = max(self.latest, time.time() - journal.fact("began")), time.monotonic()
         self.consumed = [job for job in journal.payloads() if job not in self.arrivals]
         self.drop_packets()
         effects = [Effect("order", *order) for order in self.pending.values()]
@@ -327,7 +334,7 @@ class Run:
         else:
             rows = [self.update(job) for job in command.jobs]
             updates = {name: torch.stack([row[name] for row in rows]) for name in (*self.up.vectors, *self.up.numbers)}
-            with torch.no_grad():
+            with self.engine.settings, torch.no_grad():
                 staleness = self.server.commit([begun[job] for job in command.jobs], updates)
             self.server.forget(self.server.version, ())
             self.packets[self.server.version] = self.packet()
@@ -438,9 +445,6 @@ class Run:
             write_payload(self.journal.sample(begun.client, begun.job, "start"), self.packets[begun.version])
             self.sampled.add((begun.client, begun.job))
 
-    def refused(self) -> Counter[str]:
-        return Counter(self.guard.refused)
-
 
 def require_live(built: Built) -> None:
     """Refuses an experiment that cannot run live: which part, and why."""
@@ -461,5 +465,9 @@ def require_live(built: Built) -> None:
             f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "
             "name it: a table with a name, or module:function"
         )
+    if tracking(built.task.model):
+        found.append("the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm")
+    if not all(isinstance(side, Tensor | Windows) for side in built.task.training):
+        found.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")
     if found:
         raise OffbeatError("; ".join(f"this experiment cannot run live: {problem}" for problem in found))

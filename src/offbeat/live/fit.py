@@ -80,10 +80,18 @@ def observe(rows: Iterable[Row], waits: dict[tuple[int, int], float]) -> dict[in
             if left == now:
                 seen[record.client].lost += 1
             else:
-                seen[record.client].changes += [(left, False), (now, True)]
+                away(seen[record.client], left)
+                seen[record.client].changes.append((now, True))
     for client, left in gone.items():
-        seen[client].changes.append((left, False))
+        away(seen[client], left)
     return seen
+
+
+def away(one: Seen, since: float) -> None:
+    """A client has left; one that was never there begins so."""
+    if one.changes[-1][0] == since:
+        one.changes.pop()
+    one.changes.append((since, False))
 
 
 def fit(run: str | Path) -> dict[str, Any]:

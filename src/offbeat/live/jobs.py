@@ -31,7 +31,7 @@ from offbeat.method import Local, Method, State
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel, Loss
-from offbeat.numerics.wave import Problem
+from offbeat.numerics.wave import Problem, Walk
 from offbeat.records import Begun
 from offbeat.runs.disk import read_tensors, write_file
 from offbeat.schedule.device import OWN_STEPS
@@ -254,6 +254,14 @@ class Worker:
     def digest(self) -> str:
         return model_digest(self.problem.model)
 
+    def rehearse(self) -> None:
+        """One step that leaves no trace: what is slow the first time is over before the run begins."""
+        with self.settings, torch.no_grad():
+            zeros = torch.zeros(1, self.problem.model.dimension, dtype=self.problem.model.dtype, device=self.device)
+            rule = self.method.what
+            start = dict.fromkeys((*rule.broadcasts, *rule.local.remembers), zeros)
+            numerics.wave(self.problem, start, [Begun(self.client, 0, 0, 1)])
+
     # ---- computing ------------------------------------------------------------------------------
     def compute(self, begun: Begun, packet: bytes | bytearray) -> bytes:
         """The update of a job from a broadcast, as it travels; what the client remembers is on the disk by then."""
@@ -262,13 +270,30 @@ class Worker:
             given = start | {name: t.to(self.device) for name, t in self.memory.items()}
             outcome = self.solver.solve({begun.version: given}, [begun])
             row = {name: t[0] for name, t in outcome.updates.items()}
-            key = keys.fold(keys.key(self.experiment.seed, "rule", self.client, begun.job), -1)
-            update = bytes(self.up.pack(row, lambda place: keys.fold(key, place)))
+            update = self.packed(row, begun)
         if self.memory:
             self.before, self.memory = self.memory, {name: row[name].cpu().clone() for name in self.memory}
             self.last, self.kept = begun.job, (begun, update)
             self.save()
         return update
+
+    def packed(self, row: State, begun: Begun) -> bytes:
+        key = keys.fold(keys.key(self.experiment.seed, "rule", self.client, begun.job), -1)
+        return bytes(self.up.pack(row, lambda place: keys.fold(key, place)))
+
+    # A job in parts, between which neighbours exchange models.
+    def walk(self, begun: Begun, packet: bytes | bytearray) -> Walk:
+        with self.settings, torch.no_grad():
+            return Walk(self.problem, self.down.unpack(packet, self.device), begun)
+
+    def steps_of(self, walk: Walk, first: int, many: int) -> None:
+        with self.settings, torch.no_grad():
+            for step in range(first, first + many):
+                walk.step(step)
+
+    def end_walk(self, walk: Walk, begun: Begun) -> bytes:
+        with self.settings, torch.no_grad():
+            return self.packed({name: t[0] for name, t in walk.finish().updates.items()}, begun)
 
     def prime(self, packet: bytes | bytearray) -> bytes:
         """The gradient over the whole shard, where everything that is remembered begins."""

@@ -17,6 +17,7 @@ from grpc import aio
 from offbeat import __version__
 from offbeat.errors import Interrupted, OffbeatError
 from offbeat.live import transport
+from offbeat.live.gossip import Gossiper, Vanished
 from offbeat.live.jobs import Shard, Worker, read_shard, shard_of
 from offbeat.live.outlet import Arriving, Outlet
 from offbeat.live.wire import (
@@ -29,6 +30,7 @@ from offbeat.live.wire import (
     Drop,
     End,
     Fetch,
+    Gossip,
     Hello,
     Leave,
     Offer,
@@ -71,13 +73,16 @@ class Client:
     def __init__(
         self, address: str, data: str | Shard | None, keys: transport.Keys | None = None, client: int = -1,
         device: str = "auto", state: Path | None = None, code: tuple[str, ...] = (), local_steps: int | None = None,
-        step_seconds: float = 0.0, patience: float = 600.0,
+        step_seconds: float = 0.0, patience: float = 600.0, listen: str | None = None,
     ) -> None:  # fmt: skip
         transport.require_address(address, keys)
         self.address, self.keys, self.claimed = address, keys, client if keys is None else -1
         self.shard = read_shard(data) if isinstance(data, str) else data
         self.device, self.state, self.code = device, state, frozenset(code)
         self.local_steps, self.step_seconds, self.patience = local_steps, step_seconds, patience
+        self.listening, self.reached_at = listen, ""
+        self.gossiper: Gossiper | None = None
+        self.plan: Gossip | None = None  # of the cluster's job that comes next
         self.worker: Worker | None = None
         self.run_id, self.epoch, self.client, self.number = "", 0, -1, 0
         self.holds = self.overlaps = False
@@ -96,7 +101,7 @@ class Client:
         self.refused: str | None = None
         self.rng = random.Random()  # of its own: draws of jobs are watched
         self.lag = 0.0
-        self.heartbeat = self.lease = 5.0
+        self.heartbeat, self.lease = 5.0, 30.0  # until the server says
         self.counts = {"jobs": 0, "accepted": 0, "rejected": 0, "connections": 0, "bytes_up": 0, "bytes_down": 0}
 
     # ---- life -----------------------------------------------------------------------------------
@@ -122,9 +127,11 @@ class Client:
                 log.info("cut off", extra={"facts": {"reason": reason, "again_in": delay}})
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.stopped.wait(), delay * self.rng.uniform(0.5, 1.0))
-                delay = min(LONGEST, 2 * delay)
+                delay = min(LONGEST, max(1.0, self.lease / 3), 2 * delay)  # some attempts within a lease
         finally:
             working.cancel()
+            if self.gossiper is not None:
+                await self.gossiper.close()
         if self.refused is not None:
             raise OffbeatError(f"{self.address} refuses: {self.refused}")
         if self.over is None:
@@ -195,6 +202,7 @@ class Client:
             except OffbeatError as error:
                 self.refused = None
                 raise ClientCannot(str(error)) from None
+            await asyncio.to_thread(self.worker.rehearse)
             if self.worker.digest != welcome.model:
                 raise ClientCannot(
                     "the model here differs from the server's: its parameters have other names, shapes or types"
@@ -207,13 +215,15 @@ class Client:
                 else:
                     self.unheard[kept[0].job] = kept
         self.heartbeat, self.lease = welcome.heartbeat, welcome.lease
+        if self.worker.method.when.speaks_of == "clusters" and self.gossiper is None and self.listening is not None:
+            self.gossiper = Gossiper(self.keys, self.lease)
+            self.reached_at = await self.gossiper.listen(self.listening)
         for job in self.held():
             if job[0] not in welcome.held:
                 self.epochs[job[0]] = welcome.epoch
         self.epoch = welcome.epoch
         self.know(welcome.finished)
-        if not self.held():
-            self.number = welcome.number
+        self.number = max([welcome.number, *(job[0] + 1 for job in self.held())])
 
     def forget(self) -> None:
         """Another run: nothing of the old one counts."""
@@ -239,7 +249,7 @@ class Client:
         assert self.worker is not None
         shard, worker = self.worker.shard, self.worker
         self.inbox, self.asked = None, False
-        self.say(Ready(worker.digest, len(shard.x), shard.digest, self.held(), worker.last, ""))
+        self.say(Ready(worker.digest, len(shard.x), shard.digest, self.held(), worker.last, self.reached_at))
         for begun, packet in list(self.unheard.values()):
             self.send(begun, packet)
         self.changed.set()
@@ -267,6 +277,8 @@ class Client:
             elif isinstance(record, Drop):
                 arriving = None
                 self.drop(record)
+            elif isinstance(record, Gossip):
+                self.plan = record
             elif self.hear(record):
                 return
 
@@ -274,6 +286,7 @@ class Client:
         """A model is there."""
         opening, packet = arriving.opening, arriving.buffer
         assert self.worker is not None
+        assert isinstance(packet, bytearray)
         if len(packet) != self.worker.down.size:
             raise WireError(f"a model of {len(packet):,} bytes; this one has {self.worker.down.size:,}")
         if isinstance(opening, Prime):
@@ -310,6 +323,8 @@ class Client:
 
     def fetch(self) -> None:
         """The send buffer goes out now, or, where it waits for what is being made, as soon as that is there."""
+        if self.unheard:
+            return  # the answer is on its way
         self.asked = True
         if self.outbox is not None and (self.overlaps or self.current is None):
             (begun, packet), self.outbox = self.outbox, None
@@ -381,12 +396,17 @@ class Client:
             assert self.inbox is not None
             assert self.worker is not None
             worker, (version, steps, packet, since), self.inbox = self.worker, self.inbox, None
+            if self.plan is not None:  # a cluster's jobs have the cluster's numbers
+                self.number = self.plan.job
             begun = Begun(self.client, self.number, version, steps or worker.steps(self.number))
             self.number += 1
             self.current, self.seen = begun, version
             self.epochs[begun.job] = self.epoch
             began = time.monotonic()
             self.say(Began(*begun[1:], began - since))
+            if self.gossiper is not None and self.plan is not None:
+                await self.gossip(self.gossiper, worker, begun, packet)
+                continue
             update = await asyncio.to_thread(worker.compute, begun, packet)
             rest = began + self.step_seconds * begun.steps - time.monotonic()
             if rest > 0 and self.current is begun:
@@ -399,6 +419,35 @@ class Client:
             self.current = None
             self.say(Done(begun.job))
             self.finish(begun, update)
+
+    async def gossip(self, gossiper: Gossiper, worker: Worker, begun: Begun, packet: bytearray) -> None:
+        """This device's part in a job of its cluster; it ends early if the job is dropped or a neighbour vanishes."""
+        plan, began = self.plan, time.monotonic()
+        assert plan is not None
+        gossiper.begin(self.run_id, plan)
+
+        async def wait(steps: int) -> None:
+            await asyncio.sleep(max(0.0, began + steps * self.step_seconds - time.monotonic()))
+
+        job = asyncio.create_task(gossiper.job(worker, begun, packet, wait))
+        dropped = asyncio.create_task(self.dropped(begun))
+        await asyncio.wait((job, dropped), return_when=asyncio.FIRST_COMPLETED)
+        for task in (job, dropped):
+            task.cancel()
+        ends = await asyncio.gather(job, dropped, return_exceptions=True)
+        self.counts["jobs"] += 1
+        if self.current is not begun:
+            return
+        self.current = None
+        if isinstance(ends[0], Vanished):
+            log.warning("neighbour vanished", extra={"facts": {"why": str(ends[0])}})
+            self.say(Replaced(begun.job))
+        elif isinstance(ends[0], BaseException):
+            raise ends[0]
+        else:
+            self.say(Done(begun.job))
+            if plan.reports:
+                self.send(begun, ends[0])
 
     def finish(self, begun: Begun, update: bytes) -> None:
         if self.holds:

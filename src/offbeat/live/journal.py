@@ -8,6 +8,7 @@ commands that answer it stand in one transaction, so a journal never ends betwee
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import queue
 import sqlite3
@@ -90,8 +91,17 @@ class Journal:
     def payload(self, client: int, job: int) -> Path:
         return self.folder / PAYLOADS / f"{client}-{job}.bin"
 
+    def spool(self, client: int) -> Path:
+        """Where a large payload lies while it comes."""
+        return self.folder / PAYLOADS / f"{client}.part"
+
     def sample(self, client: int, job: int, kind: str) -> Path:
         return self.folder / SAMPLES / f"{client}-{job}.{kind}"
+
+    def sampled(self, kind: str) -> set[tuple[int, int]]:
+        """The jobs of which a start or an update was kept."""
+        names = [file.stem.split("-") for file in (self.folder / SAMPLES).glob(f"*.{kind}")]
+        return {(int(client), int(job)) for client, job in names}
 
     # ---- what is written ------------------------------------------------------------------------
     def start(self) -> None:
@@ -191,9 +201,15 @@ class StoredJournal:
             yield unflat((*row[:-1], None if row[-1] is None else json.loads(row[-1])))
 
 
-def write_payload(file: Path, data: bytes | bytearray | memoryview) -> None:
-    """A file that is on the disk when this returns, but for its name in the folder."""
+def write_payload(file: Path, data: bytes | bytearray | mmap.mmap, spool: Path | None = None) -> None:
+    """A file that is on the disk when this returns, but for its name in the folder. What lies in the file `spool`
+    already is moved."""
     try:
+        if isinstance(data, mmap.mmap) and spool is not None:
+            data.flush()
+            sync(spool)
+            os.replace(spool, file)
+            return
         with file.open("wb") as out:
             out.write(data)
             out.flush()

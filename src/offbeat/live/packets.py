@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from mmap import mmap
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ class Layout:
             at += 8
         return buffer
 
-    def unpack(self, buffer: bytes | bytearray | memoryview | np.ndarray, device: torch.device) -> dict[str, Tensor]:
+    def unpack(self, buffer: bytes | bytearray | mmap | np.ndarray, device: torch.device) -> dict[str, Tensor]:
         """What the receiver has of them."""
         raw = torch.frombuffer(bytearray(buffer) if isinstance(buffer, bytes) else buffer, dtype=torch.uint8)
         if raw.numel() != self.size:
@@ -87,3 +88,12 @@ def update_layout(rule: Rule, model: FlatModel) -> Layout:
 
 def prime_layout(rule: Rule, model: FlatModel) -> Layout:
     return Layout(("gradient",), (), rule.up, model.dimension, model.dtype)
+
+
+def mean_layout(rule: Rule, model: FlatModel) -> Layout:
+    return Layout(rule.local.sends, rule.local.numbers, None, model.dimension, model.dtype)
+
+
+def model_layout(model: FlatModel) -> Layout:
+    """What neighbours exchange."""
+    return Layout(("model",), (), None, model.dimension, model.dtype)

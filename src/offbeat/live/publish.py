@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from offbeat.live.journal import FILE, SAMPLES, Journal
+from offbeat.live.journal import FILE, Journal
 from offbeat.records import Begun, Commit, Row
 from offbeat.runs.disk import write_file
 from offbeat.runs.environment import environment
@@ -25,7 +25,7 @@ from offbeat.runs.manifest import Manifest
 from offbeat.runs.store import Store
 
 if TYPE_CHECKING:
-    from offbeat.live.serve import LiveServer
+    from offbeat.live.sessions import LiveServer
 
 LIVE, JOBS = "live.json", "jobs.safetensors"
 
@@ -67,7 +67,7 @@ def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> O
 
 def note_rows(journal: Journal, store: Store) -> dict[tuple[int, int], Begun]:
     """Hand the rows up to the last commit to the store; the sampled jobs among them."""
-    sampled = {tuple(map(int, file.stem.split("-"))) for file in (journal.folder / SAMPLES).glob("*.update")}
+    sampled = journal.sampled("update")
     begun: dict[tuple[int, int], Begun] = {}
     rows: list[Row] = []
     for row in journal.rows():

@@ -6,11 +6,14 @@ The methods move bytes; what they mean stands in `wire.py`. Who the other side i
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a failed handshake is for the log, not for the terminal
 
 import grpc
 from grpc import aio

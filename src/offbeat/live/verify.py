@@ -66,10 +66,6 @@ class Verified:
         return said + "".join(f"; {reason}" for reason in self.missing)
 
 
-def is_live(path: Path) -> bool:
-    return LIVE in Stored(path).manifest.live
-
-
 def verify(out: str | Path, tolerance: float | None = None, **objects: Any) -> Verified:
     """Hold a finished live run against policy and solver. `objects` are a task, method or fleet of one's own."""
     path = Path(out)

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from offbeat.errors import OffbeatError
 
@@ -236,7 +236,6 @@ class Neighbour(NamedTuple):
     size: int
 
 
-Record: TypeAlias = NamedTuple
 KINDS: tuple[Any, ...] = (
     Hello, Welcome, Ready, Refused, Leave, Over, Ping, Pong, Order, Offer, Fetch, Drop, Void, Prime, Gossip, Began,
     Done, Replaced, Update, Primed, Accepted, Rejected, Chunk, End, Neighbour,

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
 from offbeat.errors import ConfigError
+from offbeat.numerics import batch_norm
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
@@ -38,18 +39,10 @@ def lazy(p: Tensor) -> bool:
     return bool(parameter.is_lazy(p))
 
 
-def refusals(module: nn.Module) -> list[str]:
-    """Why a module cannot be trained here, in sentences; empty when it can. What shows only when it computes is found
-    by `numerics/trial.py`."""
-    problems = []
-    for name, part in module.named_modules():
-        where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
-        fixed = module.training and not part.training  # statistics of a part in eval mode are constants
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats and not fixed:
-            problems.append(
-                f"the model has {where} with running statistics: clients would have to average them, and integer "
-                "counters with them. Use GroupNorm or LayerNorm, or set track_running_stats=False"
-            )
+def refusals(module: nn.Module, rule: str | None = None) -> list[str]:
+    """Why a module cannot be trained here, its batch normalisations by this rule, in sentences; empty when it can. What
+    shows only when it computes is found by `numerics/trial.py`."""
+    problems = batch_norm.refused(module, rule)
     for name, p in module.named_parameters():
         if lazy(p):
             problems.append(f"parameter '{name}' has no shape yet: call the model once on some inputs before")
@@ -85,8 +78,8 @@ def overlaps(module: nn.Module) -> list[str]:
     ]
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A copy to train: the caller's own stays as it is.
+def copied(module: nn.Module, rule: str | None = None) -> nn.Module:
+    """A copy to train, its batch normalisations by this rule: the caller's own stays as it is.
 
     A part that is in eval mode within a model in train mode stays so; a model in eval mode is put to train as a whole.
     """
@@ -105,7 +98,9 @@ def copied(module: nn.Module) -> nn.Module:
             part.sparse = False  # a gradient is a flat vector; the numbers are the same
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters = partial(laid_out, part)  # type: ignore[method-assign]
-    return copy_ if copy_.training else copy_.train()
+    copy_ = copy_ if copy_.training else copy_.train()
+    batch_norm.ruled(copy_, rule)
+    return copy_
 
 
 def laid_out(part: nn.RNNBase) -> None:
@@ -122,12 +117,13 @@ class FlatModel:
 
     def __init__(
         self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False,
-        forms: Forms = Forms(),
+        forms: Forms = Forms(), rule: str | None = None,
     ) -> None:  # fmt: skip
-        problems = refusals(module)
+        problems = refusals(module, rule)
         if problems:
             raise ConfigError(problems)
-        self.module = copied(module).to(dtype)
+        self.module = copied(module, rule).to(dtype)
+        self.rule, self.statistics = rule, batch_norm.columns(self.module)
         self.loss = loss
         self.dtype = dtype
         self.forms = forms
@@ -140,6 +136,7 @@ class FlatModel:
 
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
+        self.statistics = batch_norm.columns(self.module)  # there, too
         return self
 
     def reading(self, forms: Forms) -> FlatModel:

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from offbeat import toml
-from offbeat.errors import ConfigError, OffbeatError, StorageError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.records import Begun, Commit, Row
+from offbeat.runs.columns import StoredRows
 from offbeat.runs.lock import LOCK
 from offbeat.runs.manifest import read_manifest
-from offbeat.runs.stored import Stored, read_metrics, read_trace
+from offbeat.runs.stored import Stored, read_metrics, sources
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def again(read: Callable[[], T], times: int = 4) -> T:
     for left in reversed(range(times)):
         try:
             return read()
-        except (StorageError, FileNotFoundError):
+        except (OffbeatError, FileNotFoundError):
             if not left:
                 raise
             time.sleep(0.1)
@@ -99,7 +100,7 @@ def read_once(path: Path, label: str, rows: Iterable[Row] | None) -> Chronicle:
         heard = pq.read_table(path / "clients.parquet").column("updates").to_pylist()
         ended = result["ended"]
     else:
-        staleness, counts = derived(read_trace(path) if rows is None else rows)
+        staleness, counts = derived(trace_rows(path) if rows is None else rows)
         clients = config["task"].get("clients") or 1 + max(counts, default=0)
         heard = [counts[client] for client in range(max(int(clients), 1 + max(counts, default=0)))]
         ended = "still running" if state == "running" else "not ended; `offbeat resume` goes on"
@@ -107,6 +108,11 @@ def read_once(path: Path, label: str, rows: Iterable[Row] | None) -> Chronicle:
     return Chronicle(
         path, name, config, manifest.config, state, ended, metrics, staleness, heard, result, "; ".join(places)
     )
+
+
+def trace_rows(path: Path) -> StoredRows:
+    """The rows of a run's trace, read as they are asked for: no run is too long."""
+    return StoredRows(sources(path, "trace"))
 
 
 def derived(rows: Iterable[Row]) -> tuple[dict[int, int], Counter[int]]:

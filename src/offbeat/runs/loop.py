@@ -26,7 +26,7 @@ from offbeat.records import Row
 from offbeat.runs.account import Account
 from offbeat.runs.callbacks import Callback, Callbacks, Divergence, View
 from offbeat.runs.columns import metrics_table
-from offbeat.runs.forms import page_table
+from offbeat.runs.layout import page_table
 from offbeat.runs.progress import Progress
 from offbeat.runs.report import comparison_table
 from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from rich.console import Console
 
 from offbeat.runs.bands import interval
-from offbeat.runs.forms import markdown as markdown
+from offbeat.runs.layout import markdown as markdown
 from offbeat.runs.tables import laid_out
 
 

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from offbeat.runs import palette
-from offbeat.runs.chronicle import Chronicle, again, read_run
+from offbeat.runs.chronicle import Chronicle, again, in_use, read_run
+from offbeat.runs.manifest import NAME, read_manifest
 from offbeat.runs.stored import read_trace
 from offbeat.runs.timeline import Span, Timeline, timeline_of
 
@@ -30,18 +31,30 @@ ROWS = 16  # clients of the timeline
 def watch(path: Path, every: float = 1.0, once: bool = False, console: Console | None = None) -> None:
     """Show a run until it ends; in a pipe, or `once`, where it stands."""
     console = console or Console(width=None if sys.stdout.isatty() else 100)
+    while console.is_terminal and not once and in_use(path) and not begun(path):
+        time.sleep(every)
     shown, lines = looked(path)
     if once or not console.is_terminal or shown.state != "running":
         console.print(view(shown, lines, console.width))
         return
     with Live(view(shown, lines, console.width), console=console, auto_refresh=False) as live:
         try:
+            written = 0
             while shown.state == "running":
                 time.sleep(every)
-                shown, lines = looked(path)
-                live.update(view(shown, lines, console.width), refresh=True)
+                now = (path / NAME).stat().st_mtime_ns
+                if now != written or not in_use(path):  # else there is nothing new
+                    shown, lines = looked(path)
+                    live.update(view(shown, lines, console.width), refresh=True)
+                written = now
         except KeyboardInterrupt:
             return  # the run goes on without us
+
+
+def begun(path: Path) -> bool:
+    """Whether a run has written down where it stands."""
+    manifest = read_manifest(path)
+    return manifest is not None and bool(manifest.config)
 
 
 def looked(path: Path) -> tuple[Chronicle, Timeline]:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from offbeat import registry
 from offbeat.errors import ConfigError, shown
+from offbeat.numerics.batch_norm import BatchNorm
 from offbeat.numerics.samples import Sampling
 from offbeat.numerics.windows import Stream, windows
 from offbeat.options import fits, option_problems
@@ -37,15 +38,16 @@ def classification(
     sampling: Sampling = "replacement",
     scale: Scale | None = None,
     held_out: int = 0,
+    batch_norm: BatchNorm | None = None,
 ) -> Task:
     """A labelled data set, divided over clients. `scale` None is the data set's own default.
 
     Where samples have owners (`har`: people), `held_out` of them are for testing alone; `clients` None is one for each
-    of the others.
+    of the others. `batch_norm` is the rule for a model with running statistics.
     """
     read: dict[str, Any] = {} if scale is None else {"scale": scale}
     read |= {"held_out": held_out} if held_out else {}
-    return labelled(data, read, seed, clients, model, split, batch_size, sampling)
+    return labelled(data, read, seed, clients, model, split, batch_size, sampling, batch_norm)
 
 
 def leaf(
@@ -57,13 +59,15 @@ def leaf(
     sampling: Sampling = "replacement",
     folder: str = "leaf",
     classes: int | None = None,
+    batch_norm: BatchNorm | None = None,
 ) -> Task:
     """A set in LEAF's layout, such as FEMNIST: JSON files of samples by user, in train/ and test/ of `folder`.
 
     `clients` None is one for each user. To put all users on fewer clients, take
     split = {name = "natural", fewer = "grouped"}. `classes` None is the largest label plus one.
     """
-    return labelled("leaf", {"folder": folder, "classes": classes}, seed, clients, model, split, batch_size, sampling)
+    read = {"folder": folder, "classes": classes}
+    return labelled("leaf", read, seed, clients, model, split, batch_size, sampling, batch_norm)
 
 
 def labelled(
@@ -75,6 +79,7 @@ def labelled(
     split: Named,
     batch_size: int | list[int] | None,
     sampling: Sampling,
+    batch_norm: BatchNorm | None,
 ) -> Task:
     """The data set, read with the options `read` and divided. `clients` None is one for each owner."""
     split_name, split_options = named("split", split)
@@ -100,6 +105,7 @@ def labelled(
         batch_size,
         sampling,
         data,
+        batch_norm=batch_norm,
     )
 
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics import trial
+from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, lazy, refusals
+from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
@@ -47,6 +48,8 @@ class Task:
     of a whole set that gives a number; `metric(more_is_better=...)` lets it be a target. Clients are looked at one by
     one where they have sets of their own: `client_tests[i]` are rows of the test set for client i, `held_out[i]` rows
     of the data that nobody trains on, `unseen` the shards of clients that never train.
+
+    `batch_norm` says what becomes of running statistics (`offbeat.numerics.batch_norm`).
     """
 
     model: nn.Module
@@ -58,6 +61,7 @@ class Task:
     sampling: Sampling = "replacement"
     name: str = "custom"
     collate: Collate | None = None
+    batch_norm: BatchNorm | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     client_tests: Sequence[Any] | None = None
     held_out: Sequence[Any] | None = None
@@ -86,7 +90,7 @@ class Task:
         found = self.kind_problems()
         if found:
             return found
-        found = self.materialised() or refusals(self.model)
+        found = self.materialised() or refusals(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
             found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
         if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
@@ -115,7 +119,7 @@ class Task:
                 continue
             before, rows = len(found), len(parts[0][1])
             found += shard_problems(self.shards, rows) if kind == "training" else []
-            found += data_problems(kind, x, y, self.model) if trainable else []
+            found += data_problems(kind, x, y, self.looked_at) if trainable else []
             if trainable and len(found) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
@@ -207,7 +211,7 @@ class Task:
     def has_accuracy(self) -> bool:
         """Whether outputs are scores of classes and targets say which is right."""
         x, y = self.training
-        outputs = tried(self.model, x)
+        outputs = tried(self.looked_at, x)
         if not isinstance(y, Tensor | Windows) or not isinstance(outputs, Tensor):
             return False
         return METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
@@ -257,7 +261,19 @@ class Task:
         return {"accuracy": METRICS["accuracy"]} | given
 
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training))
+        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+
+    @cached_property
+    def looked_at(self) -> nn.Module:
+        """The model to call before a run, which leaves no statistics in the caller's own."""
+        return copied(self.model, self.batch_norm) if tracking(self.model) else self.model
+
+    @property
+    def numbers(self) -> int:
+        """In a vector: what is trained, and running statistics that travel with it."""
+        averaged = tracking(self.model) if self.batch_norm == "averaged" else []
+        statistics: int = sum(2 * part.num_features for _, part in averaged)
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad) + statistics
 
 
 def listed(given: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from offbeat.numerics.draws import ForOne, compiled, first
 from offbeat.numerics.fast.convolution import convolve
-from offbeat.numerics.fast.places import Places, pair, rounded
+from offbeat.numerics.fast.places import Apart, Places, pair, rounded
 
 
 def conv2d(
@@ -99,24 +100,30 @@ def one_by_one(op: Any, input: Tensor, weight: Tensor, bias: Tensor | None, opti
         return NotImplemented
     if torch.is_autocast_enabled(input.device.type):
         input, weight, bias = rounded(input, weight, bias)
-    return Each.apply(input, weight, bias, op, options)  # type: ignore[no-untyped-call]
+    return Apart.apply(partial(convolved, op, options), input, weight, bias)  # type: ignore[no-untyped-call]
 
 
-class Each(ForOne):
+def convolved(op: Any, options: tuple[Any, ...], x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = op(x, w, bias, *options)
+    return out
+
+
+def adaptive_avg_pool2d(places: Places | None, input: Tensor, output_size: Any) -> Any:
+    """Without weights: the clients are a larger batch."""
+    if input.dim() != 4:
+        return NotImplemented
+    return Averages.apply(input, output_size)  # type: ignore[no-untyped-call]
+
+
+class Averages(ForOne):
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, op: Any, options: tuple[Any, ...]) -> Tensor:
-        out: Tensor = op(x, w, bias, *options)
-        return out
+    def forward(x: Tensor, size: Any) -> Tensor:
+        return functional.adaptive_avg_pool2d(x, size)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, op: Any, options: tuple[Any, ...]) -> Any:
-        n = info.batch_size
-        if dims[1] is None and (bias is None or dims[2] is None):  # one kernel for all: the clients are a larger batch
-            flat = op(x.movedim(dims[0], 0).flatten(0, 1), w, bias, *options)
-            return flat.reshape(n, -1, *flat.shape[1:]), 0
-        shifts = [None] * n if bias is None else first(bias, dims[2], n).unbind()
-        given = zip(first(x, dims[0], n).unbind(), first(w, dims[1], n).unbind(), shifts, strict=True)
-        return torch.stack([op(*one, *options) for one in given]), 0
+    def vmap(info: Any, dims: Any, x: Tensor, size: Any) -> Any:
+        flat = functional.adaptive_avg_pool2d(x.movedim(dims[0], 0).flatten(0, 1), size)
+        return flat.reshape(info.batch_size, -1, *flat.shape[1:]), 0
 
 
 def max_pool2d(

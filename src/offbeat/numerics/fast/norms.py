@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from offbeat.numerics.draws import ForOne, compiled, first
-from offbeat.numerics.fast.places import Places
+from offbeat.numerics.fast.places import HEAVY, Apart, Places
 
 
 def group_norm(
@@ -21,6 +22,8 @@ def group_norm(
         return NotImplemented  # a mistake: the library says which
     if weight is not None and input.is_cuda and input.dtype == torch.float32 and compiled():
         return GroupNorm.apply(input, num_groups, weight, bias, eps, places)  # type: ignore[no-untyped-call]
+    if not input.is_cuda and input.numel() >= HEAVY:
+        return Apart.apply(partial(grouped_norm, num_groups, eps), input, weight, bias)  # type: ignore[no-untyped-call]
     grouped = input.reshape(input.shape[0], num_groups, -1)
     variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
     out = ((grouped - mean) * torch.rsqrt(variance + eps)).reshape(input.shape)
@@ -34,10 +37,21 @@ def layer_norm(
     bias: Tensor | None = None, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """Each sample's last axis to mean 0 and variance 1; then a scale and a shift of each number."""
+    if not input.is_cuda and input.numel() >= HEAVY:
+        op = partial(plain_norm, tuple(normalized_shape), eps)
+        return Apart.apply(op, input, weight, bias)  # type: ignore[no-untyped-call]
     ours = input.is_cuda and input.dtype == torch.float32 and compiled() and input.dim() >= 2
     if not ours or weight is None or len(normalized_shape) != 1 or input.shape[-1] > WIDEST:
         return NotImplemented
     return LayerNorm.apply(input, weight, bias, eps, places)  # type: ignore[no-untyped-call]
+
+
+def grouped_norm(groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return functional.group_norm(x, groups, weight, bias, eps)
+
+
+def plain_norm(shape: Any, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return functional.layer_norm(x, shape, weight, bias, eps)
 
 
 WIDEST = 4096  # numbers that one program of our kernel holds

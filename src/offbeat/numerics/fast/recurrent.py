@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from offbeat.numerics.draws import RECURRENT, ForOne, Keyed, compiled, first
+from offbeat.numerics.fast.convolution import TINY
 from offbeat.numerics.fast.dense import Linear
-from offbeat.numerics.fast.places import Places, into
+from offbeat.numerics.fast.places import Apart, Places, into
 
 
 class Layer(NamedTuple):
@@ -37,6 +38,9 @@ def lstm(
 ) -> Any:  # fmt: skip
     if not isinstance(hx, tuple | list) or (dropout and train and num_layers > 1):
         return NotImplemented
+    if run is None and alone(input, params, batch_first):
+        form = (has_biases, num_layers, 0.0, True, bidirectional, batch_first)
+        return Apart.apply(partial(library, torch.lstm, 2, form), input, *hx, *params)  # type: ignore[no-untyped-call]
     projected = hx[0].shape[-1] != hx[1].shape[-1]
     layers = layers_of(params, has_biases, projected)
     return stacked(run or lstm_layer, places, input, tuple(hx), layers, num_layers, bidirectional, batch_first)
@@ -60,9 +64,22 @@ def one_state(
 ) -> Any:  # fmt: skip
     if not isinstance(params, tuple | list) or (dropout and train and num_layers > 1):
         return NotImplemented
+    if run in LIBRARY and alone(input, params, batch_first):
+        form = (has_biases, num_layers, 0.0, True, bidirectional, batch_first)
+        return Apart.apply(partial(library, LIBRARY[run], 1, form), input, hx, *params)  # type: ignore[no-untyped-call]
     layers = layers_of(params, has_biases, False)
     out, (last,) = stacked(run, places, input, (hx,), layers, num_layers, bidirectional, batch_first, joined=False)
     return out, last
+
+
+def alone(x: Tensor, params: Sequence[Tensor], batch_first: bool) -> bool:
+    """Whether a client has enough to do at each time for a processor to take it by itself."""
+    return not x.is_cuda and x.shape[0 if batch_first else 1] * params[1].numel() >= TINY
+
+
+def library(op: Any, states: int, form: tuple[Any, ...], x: Tensor, *tensors: Tensor) -> Any:
+    h, params = tensors[:states], list(tensors[states:])
+    return op(x, h if states > 1 else h[0], params, *form)
 
 
 def lstm_cell(
@@ -205,6 +222,9 @@ class TwiceDifferentiable(Keyed):
 
 
 CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
+
+
+LIBRARY: dict[Any, Any] = {gru_layer: torch.gru, tanh_layer: torch.rnn_tanh, relu_layer: torch.rnn_relu}
 
 
 def times(count: int, backwards: bool) -> Sequence[int]:

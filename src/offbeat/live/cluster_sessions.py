@@ -1,0 +1,309 @@
+"""Sessions with devices of clusters: a cluster is ordered, begins, finishes and reports as one.
+
+The policy speaks of clusters; a session is a device's. Devices gossip with each other (`gossip.py`), the server hears
+those that report, and the update of a cluster is their mean. A device that leaves, or that misses a neighbour, gives
+the job of its whole cluster back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from mmap import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from offbeat.assemble import Built
+from offbeat.live.conduct import Effect, Run
+from offbeat.live.door import Options
+from offbeat.live.journal import write_payload
+from offbeat.live.sessions import FOREIGN, LiveServer, Session, jobs_in_hand
+from offbeat.live.wire import (
+    Accepted,
+    Began,
+    Drop,
+    Gossip,
+    Order,
+    Ping,
+    Ready,
+    Refused,
+    Rejected,
+    Update,
+    Void,
+    Welcome,
+)
+from offbeat.method import Update as Vectors
+from offbeat.numerics.mixing import exact_products
+from offbeat.records import Arrived, Begun, Finished, Joined
+
+log = logging.getLogger("offbeat.serve")
+
+
+class Block:
+    """The job that a cluster has in hand."""
+
+    def __init__(self, job: Begun, packet: bytearray, mark: str, reporters: list[int]) -> None:
+        self.job, self.packet, self.mark, self.reporters = job, packet, mark, reporters
+        self.begun: set[int] = set()  # places
+        self.done: set[int] = set()
+        self.reports: dict[int, Vectors] = {}
+        self.told = False  # the run knows that it has begun
+
+    def whole(self, devices: int) -> bool:
+        return len(self.done) == devices and len(self.reports) == len(self.reporters)
+
+
+class Place(NamedTuple):
+    """Where a device stands."""
+
+    cluster: int
+    place: int
+
+
+class ClusterServer(LiveServer):
+    def __init__(self, built: Built, run: Run, options: Options, run_id: str) -> None:
+        super().__init__(built, run, options, run_id)
+        assert built.hybrid is not None
+        assert built.fleet.clusters is not None
+        self.policy, self.each = built.hybrid, built.fleet.clusters.each
+        self.home = {device: Place(number, place) for number, cluster in enumerate(self.each)
+                     for place, device in enumerate(cluster.members)}  # fmt: skip
+        self.blocks: dict[int, Block] = {}
+        self.addresses: dict[int, str] = {}
+        self.landing: set[asyncio.Future[None]] = set()  # means on their way to the disk
+        self.called = {number: name for name, number in self.door.names.items()}
+
+    def there(self, cluster: int) -> bool:
+        """Whether all devices of a cluster are connected and ready."""
+        sessions = [self.sessions.get(device) for device in self.each[cluster].members]
+        return all(session is not None and session.ready for session in sessions)
+
+    def expected(self) -> set[int]:
+        away = self.run.guard.away
+        return {device for device, home in self.home.items() if home.cluster not in away}
+
+    def welcome(self, client: int) -> Welcome:
+        cluster, run = self.home[client].cluster, self.run
+        told = super().welcome(client)
+        block = self.blocks.get(cluster)
+        return told._replace(
+            finished=run.finished.get(cluster, -1), number=run.guard.numbers[cluster],
+            held=[] if block is None else [block.job.job],
+        )  # fmt: skip
+
+    # ---- coming and going -----------------------------------------------------------------------
+    def come(self, session: Session, ready: Ready) -> None:
+        device, run = session.client, self.run
+        cluster, place = self.home[device]
+        if not ready.address:
+            session.ready = False
+            self.end(
+                session, Refused("devices of a cluster exchange models: give --listen host:port, for neighbours", True)
+            )
+            return
+        moved = self.addresses.get(device) not in (None, ready.address)
+        self.addresses[device] = ready.address
+        if not run.begun:
+            self.gather(session)
+            return
+        block = self.blocks.get(cluster)
+        held = set()
+        for job, version, steps, _ in jobs_in_hand(ready):
+            held.add(job)
+            if block is None or block.job[1:] != (job, version, steps):
+                session.outlet.say(Void(job, version, run.finished.get(cluster, -1), run.guard.numbers[cluster]))
+        if cluster in run.guard.away:
+            if self.there(cluster):
+                self.submit(run.tell(Joined(cluster)))
+        elif block is None:
+            if cluster in run.pending:
+                self.submit([Effect("order", cluster)])
+            elif run.open.get(cluster):  # begun under a server before this one, whose books on devices are gone
+                self.give_back(cluster)
+        elif block.job.job in held:
+            self.note_begun(cluster, place)
+        elif moved or place in block.begun:
+            self.give_back(cluster)
+        else:
+            self.send_order(session, cluster, block)
+
+    def gather(self, session: Session) -> None:
+        there = [cluster for cluster in range(len(self.each)) if self.there(cluster)]
+        if len(there) == len(self.each) or (
+            self.options.start_with is not None and self.ready() >= self.options.start_with
+        ):
+            self.begin(there)
+
+    def ready(self) -> int:
+        return sum(session.ready for session in self.sessions.values())
+
+    def begin(self, there: Any) -> None:
+        if there:
+            super().begin(there)
+
+    def depart(self, client: int) -> None:
+        cluster = self.home[client].cluster
+        if self.run.begun:
+            self.blocks.pop(cluster, None)
+            self.submit(self.run.leave(cluster))
+            self.drop(cluster)
+
+    def give_back(self, cluster: int) -> None:
+        """The job of a cluster is lost; it gets another one if its devices are all there."""
+        log.warning("given back", extra={"facts": {"cluster": cluster}})
+        self.counts["given_back"] += 1
+        self.blocks.pop(cluster, None)
+        self.drop(cluster)
+        effects = self.run.leave(cluster)
+        if self.there(cluster):
+            effects += self.run.tell(Joined(cluster))
+        self.submit(effects)
+
+    def drop(self, client: int) -> None:
+        """Tell all devices of a cluster to give up."""
+        self.blocks.pop(client, None)
+        for device in self.each[client].members:
+            session = self.sessions.get(device)
+            if session is not None and session.ready:
+                session.outlet.abort()
+                session.outlet.say(Drop(self.run.finished.get(client, -1), self.run.guard.numbers[client]))
+
+    # ---- orders ---------------------------------------------------------------------------------
+    def order(self, client: int) -> None:
+        order = self.run.pending.get(client)
+        if order is None:
+            return
+        number, cluster = self.run.guard.numbers[client], self.each[client]
+        block = self.blocks.get(client)
+        if block is None or block.job[1:] != (number, order.version, order.steps):
+            reporters = self.policy.reporters(self.run.server.seed, client, number, cluster.size)
+            job = Begun(client, number, order.version, order.steps)
+            block = Block(job, self.run.packets[order.version], self.mark(order.version), reporters)
+            self.blocks[client] = block
+        for place, device in enumerate(cluster.members):
+            session = self.sessions.get(device)
+            if session is not None and session.ready and place not in block.begun:
+                self.send_order(session, client, block)
+
+    def send_order(self, session: Session, cluster: int, block: Block) -> None:
+        place, policy, one = self.home[session.client].place, self.policy, self.each[cluster]
+        turns, linked = [], set()
+        for matrix in one.mixing if policy.rounds else ():
+            w = np.asarray(matrix)
+            near = [j for j in range(one.size) if j != place and (w[place, j] or w[j, place])]
+            linked.update(near)
+            turns.append([[j, float(w[place, j]), bool(w[j, place])] for j in (place, *near)])
+        neighbours = [[j, self.called[one.members[j]], self.addresses[one.members[j]]] for j in sorted(linked)]
+        session.outlet.say(
+            Gossip(
+                cluster, block.job.job, place, policy.every, policy.rounds, place in block.reporters, neighbours, turns
+            )
+        )
+        opening = Order(block.job.version, block.job.steps, len(block.packet))
+        session.outlet.offer(opening, block.packet, block.mark)
+
+    # ---- what devices say -----------------------------------------------------------------------
+    def begun(self, session: Session, record: Began) -> None:
+        cluster, place = self.home[session.client]
+        block, run = self.blocks.get(cluster), self.run
+        if block is None or tuple(block.job[1:]) != (record.job, record.version, record.steps):
+            number = run.guard.numbers[cluster]
+            session.outlet.say(Void(record.job, record.version, run.finished.get(cluster, -1), number))
+            return
+        self.note_begun(cluster, place)
+
+    def note_begun(self, cluster: int, place: int) -> None:
+        block = self.blocks[cluster]
+        block.begun.add(place)
+        if len(block.begun) == self.each[cluster].size and not block.told:
+            block.told = True
+            self.run.tell(block.job)
+
+    def done(self, session: Session, job: int) -> None:
+        cluster, place = self.home[session.client]
+        block = self.blocks.get(cluster)
+        if block is None or block.job.job != job or not block.told:
+            return
+        block.done.add(place)
+        if len(block.done) == self.each[cluster].size and job > self.run.finished.get(cluster, -1):
+            self.run.tell(Finished(cluster, job))
+            self.complete(cluster)
+
+    def replaced(self, session: Session, job: int) -> None:
+        cluster = self.home[session.client].cluster
+        block = self.blocks.get(cluster)
+        if block is not None and block.job.job == job:
+            self.give_back(cluster)
+
+    def miss(self, session: Session, ping: Ping) -> None:
+        cluster, place = self.home[session.client]
+        block = self.blocks.get(cluster)
+        late = block is not None and place in block.begun and place not in block.done
+        missing = {block.job.job} - set(ping.held) if block is not None and late else set()
+        lost, session.missing = missing & session.missing, missing
+        if lost:
+            self.give_back(cluster)
+
+    # ---- reports --------------------------------------------------------------------------------
+    def update_problem(self, session: Session, record: Update) -> Rejected | None:
+        cluster, place = self.home[session.client]
+        block, run = self.blocks.get(cluster), self.run
+        if record.run != self.run_id or record.epoch > run.epoch:
+            return self.rejected(session, record.job, "foreign", FOREIGN)
+        known = block is not None and tuple(block.job[1:]) == (record.job, record.version, record.steps)
+        if not known or block is None or place not in block.reporters or place in block.reports:
+            reason = run.guard.problem(Arrived(cluster, record.job, record.version, record.steps)) or "unknown"
+            run.guard.refuse(reason)
+            self.counts[reason] += 1
+            return Rejected(record.job, reason, False)
+        return self.content_problem(session, record)
+
+    def answer_refused(self, session: Session, refusal: Rejected) -> None:
+        if refusal.reason == "repeated":
+            self.submit([], (session, Accepted(refusal.job)))
+            return
+        session.outlet.say(refusal)
+        cluster = self.home[session.client].cluster
+        block = self.blocks.get(cluster)
+        late = refusal.again or refusal.reason in (FOREIGN, "late", "unknown")
+        if not late and block is not None and block.job.job == refusal.job:
+            self.give_back(cluster)
+
+    async def take_update(self, session: Session, record: Update, buffer: bytearray | mmap) -> None:
+        cluster, place = self.home[session.client]
+        update = self.run.sent.unpack(buffer, self.run.engine.device)
+        if (wrong := self.checks.problem(update, self.run.server.state["model"])) is not None:
+            self.answer_refused(session, self.rejected(session, record.job, *wrong))
+            return
+        block = self.blocks.get(cluster)
+        if block is not None and block.job.job == record.job and block.told:
+            block.reports[place] = update
+            self.complete(cluster)
+
+    def complete(self, cluster: int) -> None:
+        """All have finished, and all reports are in: the cluster's update is their mean."""
+        block, run = self.blocks[cluster], self.run
+        if not block.whole(self.each[cluster].size):
+            return
+        rows = [block.reports[place] for place in block.reporters]
+        with exact_products():
+            share = torch.full((len(rows),), 1 / len(rows), dtype=run.up.dtype, device=run.engine.device)
+            mean = {name: share @ torch.stack([row[name] for row in rows]) for name in run.up.vectors}
+        mean |= {name: torch.stack([row[name] for row in rows]).mean() for name in run.up.numbers}
+        del self.blocks[cluster]
+        self.landing.add(task := asyncio.ensure_future(self.land(cluster, block, mean)))
+        task.add_done_callback(self.landing.discard)
+
+    async def land(self, cluster: int, block: Block, mean: Vectors) -> None:
+        run, event = self.run, Arrived(*block.job)
+        buffer = run.up.pack(mean, lambda _: 0)
+        await asyncio.to_thread(write_payload, run.journal.payload(cluster, event.job), buffer)
+        if run.guard.problem(event) is not None or run.ended is not None:
+            run.guard.refuse(run.guard.problem(event) or "late")
+            return
+        self.counts["accepted"] += len(block.reporters)
+        sessions = [self.sessions.get(self.each[cluster].members[place]) for place in block.reporters]
+        answers = [(session, Accepted(event.job)) for session in sessions if session is not None]
+        self.submit(run.arrive(event, mean), *answers)

@@ -1,0 +1,187 @@
+"""A brief search for options: one at a time, as long as it helps, on data that no final figure uses.
+
+Trials of all methods share one cut: none goes on for longer than a few times what the best one so far took.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from offbeat.assemble import build
+from offbeat.config import Experiment
+from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError
+from offbeat.experiment import run
+from offbeat.runs.loop import Outcome
+from offbeat.runs.progress import Progress
+from offbeat.runs.target import crossing
+from offbeat.tasks.inputs import rows_of
+from offbeat.tasks.task import Task
+
+SERVER = ("server_lr", "beta", "alpha")  # what a method calls the server's rate, the first that it has
+COHORT = ("n", "buffer_size")
+HELD_OUT = 5  # every fifth sample of a client is for validation
+CUT = 2.5  # a trial ends after so many times what the best took
+LOOKS = 120  # evaluations within the budget
+Options = dict[str, Any]
+Score = tuple[float, float]  # the less the better: (0, seconds to the target), (1, -accuracy), (2, 0) where it diverged
+
+
+@dataclass
+class Candidate:
+    """A method on its way through the choice."""
+
+    method: str
+    options: Options = field(default_factory=dict)  # the best so far
+    score: Score = (3.0, 0.0)
+    trials: int = 0
+    seen: list[Options] = field(default_factory=list)  # options that were tried
+    outcomes: list[Outcome] = field(default_factory=list)  # of the final runs, one per seed
+    notes: list[str] = field(default_factory=list)
+    idle: float = 0.0
+    commits: int = 0
+
+    @property
+    def spec(self) -> Options:
+        return {"name": self.method, **self.options}
+
+
+def validation(task: Task) -> Task | None:
+    """The task with every fifth sample of each client kept from training, to be tested on; None where shards are too
+    small for that."""
+    shards = [np.asarray(shard) for shard in task.shards]
+    if min(len(shard) for shard in shards) < 2 or sum(len(shard) // HELD_OUT for shard in shards) < 20:
+        return None
+    x, y = task.training
+    kept = torch.as_tensor(np.concatenate([shard[HELD_OUT - 1 :: HELD_OUT] for shard in shards]))
+    rest = [np.delete(shard, np.arange(HELD_OUT - 1, len(shard), HELD_OUT)) for shard in shards]
+    return replace(task, data=(x, y), shards=rest, test=(rows_of(x, kept), rows_of(y, kept)), collate=None)
+
+
+class Search:
+    """Trials of all candidates, with one cut for all of them."""
+
+    def __init__(
+        self, experiment: Experiment, target: float | None, task: Task | None,
+        progress: Callable[[str, Mapping[str, float]], Progress] | None,
+    ) -> None:  # fmt: skip
+        self.experiment, self.target, self.task, self.progress = experiment, target, task, progress
+        self.fastest = math.inf  # virtual seconds to the target, over all trials
+
+    def climb(self, candidate: Candidate, most: int) -> None:
+        """Change one option at a time, as long as it helps: rates first, then the cohort, rates more finely, and local
+        steps. What was tried before is not tried again."""
+        if candidate.trials == 0:
+            candidate.score = self.trial(candidate, candidate.options)
+        for name, factor in self.moves(candidate):
+            while candidate.trials < most:
+                options = changed(candidate.options, name, factor, self.experiment, candidate.method)
+                if options is None or options in candidate.seen:
+                    break
+                score = self.trial(candidate, options)
+                if score >= candidate.score:
+                    break
+                candidate.options, candidate.score = options, score
+
+    def moves(self, candidate: Candidate) -> list[tuple[str, float]]:
+        table = replace(self.experiment, method=candidate.spec).table()["method"]
+        server = next((name for name in SERVER if name in table), None)
+        cohort = next((name for name in COHORT if table.get(name) is not None), None)
+        rate = "client_lr" if "client_lr" in table else server
+        moves = [(rate, 3.0), (rate, 0.33)] if rate else []
+        moves += [(server, 0.5), (server, 2.0)] if server and server != rate else []
+        moves += [(cohort, 0.5), (cohort, 2.0)] if cohort else []
+        moves += [(rate, 1.6), (rate, 0.62)] if rate else []
+        return moves + ([("local_steps", 0.5), ("local_steps", 2.0)] if "local_steps" in table else [])
+
+    def trial(self, candidate: Candidate, options: Options) -> Score:
+        candidate.trials += 1
+        candidate.seen.append(options)
+        until = dict(self.experiment.until)
+        if self.target is not None:
+            until["accuracy"] = self.target
+            if "virtual_seconds" in until:
+                until["virtual_seconds"] = min(until["virtual_seconds"], CUT * self.fastest)
+        spec = replace(
+            self.experiment, method={"name": candidate.method, **options}, task=self.task or self.experiment.task,
+            seed=self.experiment.seed + 1000, until=until, evaluate=evaluate(until),
+        )  # fmt: skip
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Diverging)  # that a trial diverges is a result
+                outcome = run(spec, None, self.shown(f"{candidate.method}, trial {candidate.trials}", until))
+        except BadNumbers:
+            return 2.0, 0.0
+        except ConfigError:
+            return 3.0, 0.0
+        score = score_of(outcome, self.target)
+        if score[0] == 0.0:
+            self.fastest = min(self.fastest, max(score[1], 1e-9))
+        return score
+
+    def shown(self, label: str, until: Mapping[str, float]) -> Progress | None:
+        return None if self.progress is None else self.progress(label, until)
+
+    def final(self, candidate: Candidate, seeds: int) -> None:
+        """Run the tuned candidate on the whole task, over seeds."""
+        until = dict(self.experiment.until) | ({} if self.target is None else {"accuracy": self.target})
+        for seed in range(self.experiment.seed, self.experiment.seed + seeds):
+            spec = replace(
+                self.experiment, method=candidate.spec, seed=seed, until=until, evaluate=evaluate(until, self.fastest)
+            )
+            try:
+                made = run(spec, None, self.shown(f"{candidate.method}, seed {seed}", until))
+            except BadNumbers as error:
+                made = error.outcome
+            candidate.outcomes.append(made)
+
+
+def evaluate(until: Mapping[str, float], fastest: float = math.inf) -> dict[str, float]:
+    """Often enough to tell times apart, seldom enough to cost little."""
+    if "virtual_seconds" in until:
+        return {"every_seconds": min(until["virtual_seconds"], 2 * fastest) / LOOKS}
+    return {"every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
+
+
+def score_of(outcome: Outcome, target: float | None) -> Score:
+    at = None if target is None else reached(outcome, target)
+    if at is not None:
+        return 0.0, at
+    seen = [row["accuracy"] for row in outcome.metrics if row["accuracy"] is not None]
+    if seen:
+        return 1.0, -float(np.mean(seen[-3:]))
+    return 1.0, float(outcome.metrics[-1]["loss"])
+
+
+def reached(outcome: Outcome, target: float) -> float | None:
+    at = crossing(outcome.metrics, target)
+    return None if at is None else at.virtual_seconds
+
+
+def changed(options: Options, name: str, factor: float, experiment: Experiment, method: str) -> Options | None:
+    """The options with one of them multiplied; None where it cannot be."""
+    table = replace(experiment, method={"name": method, **options}).table()["method"]
+    value = table.get(name)
+    if name == "beta" and value is None:
+        value = 1 / table["buffer_size"]
+    if name == "local_steps" and value is None:
+        value = 10
+    if not isinstance(value, int | float):
+        return None
+    whole = name in (*COHORT, "local_steps")
+    new: float = max(1, round(value * factor)) if whole else float(f"{value * factor:.3g}")
+    new = min(new, 1.0) if name == "alpha" else new
+    made = {**options, name: new}
+    if new == value:
+        return None
+    try:
+        build(replace(experiment, method={"name": method, **made}))
+    except OffbeatError:
+        return None
+    return made

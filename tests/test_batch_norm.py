@@ -1,0 +1,226 @@
+"""Batch normalisation by a stated rule: statistics of each batch, averaged at the server, or kept at the clients."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from offbeat import ConfigError, Experiment, Task, replay, resume, run
+from offbeat.assemble import build, build_method
+from offbeat.engines import tiles
+from offbeat.engines.engine import Engine
+from offbeat.numerics import local
+from offbeat.numerics.batch_norm import normalised
+from offbeat.numerics.wave import Problem, columns, draw, twin, wave
+from offbeat.records import Begun
+
+CLIENTS = 3
+JOBS = [Begun(0, 0, 0, 3), Begun(1, 0, 0, 2), Begun(2, 0, 0, 3)]
+METHOD = {"name": "local-sgd", "n": None, "local_steps": 3, "client_lr": 0.1}
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, momentum=0.3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5),
+            nn.BatchNorm1d(5), nn.Linear(5, 3),
+        )  # fmt: skip
+
+
+def task(rule: Any, model: nn.Module | None = None, **more: Any) -> Task:
+    generator = torch.Generator().manual_seed(2)
+    x, y = 3 * torch.randn(30, 1, 4, 4, generator=generator) + 1, torch.randint(3, (30,), generator=generator)
+    shards = [range(i, 30, CLIENTS) for i in range(CLIENTS)]
+    given = net() if model is None else model
+    return Task(given, functional.cross_entropy, (x, y), shards, batch_size=4, batch_norm=rule, **more)
+
+
+def problem(rule: Any, options: Any = None) -> Problem:
+    of, sgd = task(rule), local.sgd(0.1, options)
+    model = of.flat_model(torch.float64)
+    method = build_method(METHOD)
+    ruled = normalised(replace(method, what=replace(method.what, local=sgd)), model.statistics, rule)
+    return Problem(model, of.samples(torch.float64), ruled.what.local, 7)
+
+
+def plainly(p: Problem, job: Begun) -> nn.Module:
+    """A job by PyTorch alone, on the caller's own model."""
+    model = net().double()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    rows, _ = draw(p, columns(p, [job], torch.device("cpu")), 0, job.steps, 4)
+    for batch in rows[0]:
+        optimiser.zero_grad()
+        functional.cross_entropy(model(p.samples.x[batch]), p.samples.y[batch]).backward()
+        optimiser.step()
+    return model
+
+
+def start(p: Problem) -> dict[str, Tensor]:
+    vectors = {"model": p.model.initial().repeat(len(JOBS), 1)}
+    return vectors | {name: torch.zeros_like(vectors["model"]) for name in p.local.remembers}
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rule", ["batch", "local", "averaged"])
+def test_steps_are_pytorchs_statistics_too_and_waves_are_the_twin(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "WORTH", 1)
+    p = problem(rule, {"momentum": 0.9, "weight_decay": 0.1})
+    one = twin(p, start(p), JOBS).updates
+    advance = tiles.TiledAdvance(p, 2, 2)
+    for how in (wave(p, start(p), JOBS), *(wave(p, start(p), JOBS, advance) for _ in range(3))):
+        for name, update in one.items():
+            assert float((how.updates[name] - update).norm() / update.norm()) < 1e-10
+    for i, job in enumerate(JOBS):
+        model = plainly(p, job)
+        ended = p.model.initial() - one["delta"][i] + (one["own statistics"][i] if rule == "local" else 0)
+        views, theirs = p.model.views(ended), model.state_dict()
+        for name, view in views.items():
+            torch.testing.assert_close(view, theirs[name], rtol=1e-10, atol=1e-12)
+        assert ("1.running_var" in views) == (rule != "batch")
+
+
+def test_averaged_statistics_are_the_mean_of_the_clients_whatever_the_servers_optimiser() -> None:
+    for server in ("sgd", "adam"):
+        spec = {**METHOD, "server_optimiser": server, "server_lr": 0.3}
+        outcome = run(
+            Experiment(method=spec, task=task("averaged"), until={"commits": 1}, device="cpu", precision="float64")
+        )
+        p = problem("averaged")
+        jobs = [Begun(client, 0, 0, 3) for client in range(CLIENTS)]
+        ended = p.model.initial() - wave(p._replace(seed=0), start(p), jobs).updates["delta"].mean(0)
+        for name, view in p.model.views(ended).items():
+            if "running" in name:
+                torch.testing.assert_close(outcome.model[name], view, rtol=1e-9, atol=1e-12)
+        assert bool((outcome.model["1.running_var"] > 0).all())
+
+
+def test_evaluation_uses_the_averaged_statistics_or_those_of_the_batch() -> None:
+    until = {"commits": 3}
+    averaged = run(Experiment(method=METHOD, task=task("averaged"), until=until, device="cpu", precision="float64"))
+    model = net().double()
+    model.load_state_dict(averaged.model)  # all that it asks for is there
+    x, y = task(None).data
+    loss = functional.cross_entropy(model.eval()(x.double()), y)
+    assert averaged.loss_final == pytest.approx(float(loss.detach()), rel=1e-9)
+    for rule in ("batch", "local"):
+        outcome = run(Experiment(method=METHOD, task=task(rule), until=until, device="cpu", precision="float64"))
+        model.load_state_dict(outcome.model, strict=rule != "batch")
+        loss = functional.cross_entropy(model.train()(x.double()), y)
+        assert outcome.loss_final == pytest.approx(float(loss.detach()), rel=1e-9)
+
+
+def test_local_statistics_stay_with_their_clients() -> None:
+    engine = Engine(build_method(METHOD), task("local"), 0, torch.device("cpu"), "float64")
+    built = build(Experiment(method=METHOD, task=task("local"), until={"commits": 2}, device="cpu"))
+    horizon = built.horizon(built.clock())
+    commits = engine.commits(horizon)
+    for _ in range(2):
+        next(commits)
+    flat = engine.solver.problem.model
+    shared = flat.views(engine.server.state["model"])
+    assert torch.equal(shared["1.running_mean"], torch.zeros(4, dtype=torch.float64))
+    own = engine.solver.memory.read(("own statistics",), torch.arange(CLIENTS))["own statistics"]
+    means = flat.views(own)["1.running_mean"]
+    assert bool((means[0] != means[1]).all())
+
+
+def digits_net(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+@pytest.mark.parametrize("rule", ["averaged", "local"])
+def test_a_run_is_resumed_and_replayed_to_the_same_bits(rule: str, tmp_path: Path) -> None:
+    named = {"name": "digits", "clients": 5, "model": "test_batch_norm:digits_net", "batch_norm": rule}
+    method = {"name": "fedbuff", "buffer_size": 2, "local_steps": 2}
+    given = Experiment(method=method, task=named, until={"commits": 6}, device="cpu")
+    straight = run(given)
+    run(replace(given, until={"commits": 3}), out=tmp_path / "run")
+    resumed = resume(tmp_path / "run", until={"commits": 6})
+    again = replay(tmp_path / "run")
+    for name, value in straight.model.items():
+        assert torch.equal(value, resumed.model[name])
+        assert torch.equal(value, again.model[name])
+
+
+def test_the_callers_model_stays_as_it_is() -> None:
+    for rule in ("batch", "averaged", "local"):
+        model = net()
+        before = copy.deepcopy(model.state_dict())
+        run(Experiment(method=METHOD, task=task(rule, model), until={"commits": 1}, device="cpu"))
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert type(model[1]) is nn.BatchNorm2d
+
+
+def test_what_travels() -> None:
+    plain, averaged = (
+        build(Experiment(method=METHOD, task=task(rule), until={"commits": 1}, device="cpu")).numbers
+        for rule in ("batch", "averaged")
+    )
+    assert averaged == plain + 2 * (4 + 5)
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+def resting() -> nn.Module:
+    model = net()
+    model[1].eval()
+    model[5].eval()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("rule", "model", "method", "sentence"),
+    [
+        (
+            None,
+            net(),
+            METHOD,
+            "BatchNorm2d ('1') with running statistics, and each client has its own: say what",
+        ),
+        ("mean", net(), METHOD, "batch_norm = 'mean'; it is one of 'batch', 'local', 'averaged', or none"),
+        ("averaged", net(), {"name": "minibatch-sgd"}, "minibatch-sgd sends gradient, not where clients end"),
+        ("averaged", net(), {"name": "fedlin"}, "fedlin sends update, not where clients end"),
+        ("local", net(), {"name": "fedagrac"}, "fedagrac cannot keep running statistics at its clients"),
+        (
+            "averaged",
+            nn.Sequential(nn.BatchNorm2d(1, momentum=None), nn.Flatten(), nn.Linear(16, 3)),
+            METHOD,
+            "BatchNorm2d ('0'): a momentum of None counts batches",
+        ),
+        (
+            "local",
+            nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(16, 3)),
+            METHOD,
+            "InstanceNorm2d ('0'): running statistics of single images",
+        ),
+    ],
+)
+def test_sentences(rule: Any, model: nn.Module, method: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(Experiment(method=method, task=task(rule, model), until={"commits": 1}, device="cpu"))
+    assert sentence in str(caught.value)
+
+
+def test_parts_in_eval_mode_need_no_rule() -> None:
+    assert task(None, resting()).problems() == []
+
+
+@pytest.mark.parametrize("rule", ["batch", "averaged", "local"])
+@pytest.mark.parametrize("name", ["fedbuff", "dlsgd-hetero", "fedasync", "scaffold", "fednova"])
+def test_methods_run_by_each_rule(name: str, rule: str) -> None:
+    if (name, rule) == ("fedasync", "local"):
+        pytest.skip("it sends models")
+    size = {"buffer_size": 2} if name == "fedbuff" else {} if name == "fedasync" else {"n": 2}
+    given = Experiment(
+        method={"name": name, **size, "local_steps": 2}, task=task(rule), until={"commits": 3}, device="cpu"
+    )
+    one, two = run(given), run(given)
+    assert one.loss_final == two.loss_final
+    assert all(torch.equal(one.model[key], two.model[key]) for key in one.model)

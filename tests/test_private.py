@@ -1,0 +1,105 @@
+"""What is used of PyTorch without its promise to keep it: all of it, where, and a test of each that names the version.
+
+A new use fails the first test until it stands here; a new PyTorch that changed one fails the test of that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional, parameter
+
+import offbeat
+
+SOURCE = Path(offbeat.__file__).parent
+VERSION = f"PyTorch {torch.__version__} has changed it; it was as expected in 2.11 and 2.13"
+USES = re.compile(
+    r"torch\.utils\.(_\w+)|from torch\.utils import (_\w+)|torch\.(_[a-z]\w+)|torch\.ops\.(aten)\b"
+    r"|torch\.fx\.(experimental)"
+    r"|nn\.modules\.\w+\.(_\w+)|parameter\.(is_lazy)|\.(_backward_hooks)\b|functional\.(_\w+)|torch\.(_VF)"
+)
+LISTED = {
+    "_NormBase": {"numerics/batch_norm.py"},  # layers that keep running statistics
+    "_BatchNorm": {"numerics/batch_norm.py"},
+    "_backward_hooks": {"numerics/vector.py"},  # hooks on a parameter's gradient, which would not be called
+    "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
+    "_pytree": {  # trees of tensors
+        "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
+        "numerics/evaluation.py", "numerics/forms.py",
+        "numerics/mixing.py", "numerics/trial.py", "numerics/wave.py", "sizes.py", "tasks/inputs.py", "tasks/losses.py",
+        "tasks/task.py",
+    },
+    "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
+    "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
+    "experimental": {"engines/tiles.py"},  # make_fx: steps as their bare operations
+    "is_lazy": {"numerics/vector.py"},
+}  # fmt: skip
+
+
+def test_the_list_is_whole() -> None:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for match in USES.finditer(path.read_text()):
+            name = next(group for group in match.groups() if group)
+            if name not in ("_version", "__version__"):
+                found[name].add(path.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in found.items() if name not in LISTED} == {}
+    unlisted = {name: found[name] - files for name, files in LISTED.items() if found[name] - files}
+    assert unlisted == {}
+    assert {name for name in LISTED if not found[name]} == set()
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_it_is_as_expected(name: str) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    if name in ("_NormBase", "_BatchNorm"):
+        assert isinstance(nn.BatchNorm1d(2), getattr(nn.modules.batchnorm, name)), VERSION
+    elif name == "_backward_hooks":
+        p = nn.Parameter(torch.zeros(2))
+        assert not p._backward_hooks, VERSION
+        p.register_hook(lambda g: g)
+        assert p._backward_hooks, VERSION
+    elif name == "_python_dispatch":
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        seen = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                seen.append(torch.Tag.nondeterministic_seeded in func.tags)
+                return func(*args, **(kwargs or {}))
+
+        with Watch():
+            torch.rand(2)
+        assert seen == [True], VERSION
+    elif name == "_pytree":
+        from torch.utils import _pytree as pytree
+
+        leaves, form = pytree.tree_flatten({"a": (1, [2])})
+        assert (leaves, pytree.tree_unflatten(leaves, form)) == ([1, 2], {"a": (1, [2])}), VERSION
+    elif name == "_softmax_backward_data":
+        weights, g = functional.softmax(x, -1), torch.randn(2, 3)
+        (slope,) = torch.autograd.grad(weights, x, g)
+        assert torch.allclose(torch._softmax_backward_data(g, weights.detach(), -1, weights.dtype), slope), VERSION
+    elif name == "aten":
+        rows = torch.ops.aten.embedding_dense_backward(torch.ones(2, 3), torch.tensor([1, 1]), 4, -1, False)
+        assert rows.sum(1).tolist() == [0, 6, 0, 0], VERSION
+        assert callable(torch.ops.aten.addcmul_.default._op), VERSION
+    elif name == "experimental":
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        traced = make_fx(lambda a: torch.sin(a) * 2)(x.detach())
+        assert torch.equal(traced(x.detach()), torch.sin(x.detach()) * 2), VERSION
+        assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_function", "call_function", "output"], (
+            VERSION
+        )
+    elif name == "is_lazy":
+        assert parameter.is_lazy(nn.LazyLinear(2).weight), VERSION
+        assert not parameter.is_lazy(nn.Linear(2, 2).weight), VERSION
+    else:
+        pytest.fail(f"{name} has no test")
