@@ -70,9 +70,9 @@ def test_validation_keeps_a_fifth_of_every_shard_from_training() -> None:
 
 
 def test_options_are_changed_within_what_a_method_takes() -> None:
-    assert changed({}, "client_lr", 0.4, PROBLEM, "fedbuff") == {"client_lr": 0.02}
+    assert changed({"client_lr": 0.05}, "client_lr", 0.4, PROBLEM, "fedbuff") == {"client_lr": 0.02}
     assert changed({"buffer_size": 4}, "beta", 0.5, PROBLEM, "fedbuff") == {"buffer_size": 4, "beta": 0.125}
-    assert changed({}, "alpha", 2.0, PROBLEM, "fedasync") == {"alpha": 1.0}
+    assert changed({"alpha": 0.6}, "alpha", 2.0, PROBLEM, "fedasync") == {"alpha": 1.0}
     assert changed({"alpha": 1.0}, "alpha", 2.0, PROBLEM, "fedasync") is None
     assert changed({"n": 12}, "n", 2.0, PROBLEM, "local-sgd") is None  # more than there are clients
     assert changed({"n": 1}, "n", 0.5, PROBLEM, "local-sgd") is None
