@@ -223,7 +223,7 @@ def test_options_of_the_task(root: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=sentence):
             build_task("leaf", options, 0)
-    with pytest.raises(ConfigError, match="task 'digits': clients = None; it must be a whole number"):
+    with pytest.raises(ConfigError, match="clients is None; give a whole number of at least 1"):
         build_task("digits", {"clients": None}, 0)
 
 

@@ -238,7 +238,7 @@ def first(rows, fits):
     ("until", "fits"),
     [
         ({"accuracy": 0.4}, lambda row: row["accuracy"] >= 0.4),
-        ({"loss": 1.95}, lambda row: row["loss"] <= 1.95),
+        ({"loss": 2.1}, lambda row: row["loss"] <= 2.1),
         ({"commits": 13}, lambda row: row["commit"] == 13),
         ({"commits": 13, "accuracy": 0.99}, lambda row: row["commit"] == 13),
         ({"commits": 39, "accuracy": 0.4}, lambda row: row["accuracy"] >= 0.4),
