@@ -38,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_task = work.small_task
     monkeypatch.setattr(work, "SHAPE", (1, 2, 2))
     monkeypatch.setattr(work, "MODELS", {"logistic": "LR"})
+    monkeypatch.setattr(items, "FAMILIES", items.FAMILIES[:1])
     monkeypatch.setattr(work, "small_task", lambda _, clients: small_task("logistic", clients))
     monkeypatch.setattr(items, "warm_up", lambda job, *_: job())
 
@@ -181,7 +182,7 @@ def test_waves_and_the_plain_loop_are_rates_and_their_ratio() -> None:
     rows = items.waves(QUICK)
     assert [row["clients"] for row in rows] == [1, 10, 50]
     for row in rows:
-        assert set(row) == {"model", "clients", "plain", "wave", "ratio"}
+        assert set(row) == {"model", "clients", "plain", "plain, slowest", "wave", "wave, slowest", "ratio"}
         assert row["model"] == "LR"
         assert min(row["plain"], row["wave"]) > 0
         assert row["wave"] / row["plain"] == pytest.approx(row["ratio"])
@@ -284,7 +285,7 @@ def offbeat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     [
         (
             ("nonsense",),
-            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, protocol, schedule, unequal, "
+            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, models, protocol, schedule, unequal, "
             "waves",
         ),
         (

@@ -133,7 +133,7 @@ def check_damage(runs: dict[str, Path], kind: str, change: Edit, number: int, pl
     if name == "config.toml" and not same:  # a limit may be edited: then it is the run with that limit
         edited = read_manifest(place)
         assert edited is not None
-        assert {"seed = 0", "client_lr = 0.05"} <= set(edited.config.splitlines())
+        assert {"seed = 0", "client_lr = 0.02"} <= set(edited.config.splitlines())
         return "limits"
     assert same_bits(resumed.model, straight().model), f"resume took a {change.__name__} of {name}"
     assert resumed.metrics == straight().metrics
