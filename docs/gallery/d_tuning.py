@@ -7,9 +7,11 @@ each method has had the same chance to find its own.
 """
 
 import tempfile
+import warnings
 from pathlib import Path
 
 from offbeat import Experiment, compare
+from offbeat.errors import Diverging
 from offbeat.runs import plots
 
 # %%
@@ -24,9 +26,11 @@ shared = {
     "device": "cpu",
 }
 rates = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-tried = compare(
-    {f"rate {rate:g}": Experiment(method={"name": "fedbuff", "client_lr": rate}, **shared) for rate in rates}
-)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", Diverging)  # the largest rates diverge, as they should here
+    tried = compare(
+        {f"rate {rate:g}": Experiment(method={"name": "fedbuff", "client_lr": rate}, **shared) for rate in rates}
+    )
 
 folder = Path(tempfile.mkdtemp())
 plots.comparison(tried.curves(), folder / "rates.png", "FedBuff", targets=(0.8,), against=("virtual_seconds",))
