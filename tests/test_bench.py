@@ -285,8 +285,8 @@ def offbeat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     [
         (
             ("nonsense",),
-            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, models, protocol, schedule, unequal, "
-            "waves",
+            "unknown item of the benchmark 'nonsense': Known: asynchronous, attainable, models, protocol, schedule, "
+            "unequal, waves",
         ),
         (
             ("waves", "--precision", "float16"),
