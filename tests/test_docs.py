@@ -19,7 +19,11 @@ BLOCK = re.compile(r"<!-- test -->\n```(\w+)\n(.*?)```", re.DOTALL)
 def blocks(language: str) -> list[tuple[str, list[str]]]:
     texts = {page.name: BLOCK.findall(page.read_text()) for page in PAGES}
     found = [(name, [body for kind, body in marked if kind == language]) for name, marked in texts.items()]
-    return [(name, bodies) for name, bodies in found if bodies]
+    long = pytest.mark.soak
+    return [pytest.param(name, bodies, marks=long if (kind, name) in LONG else ()) for name, bodies in found if bodies]
+
+
+LONG = {("console", "cluster.md"), ("python", "step_asynchronism.md")}  # about a minute each: in `make soak`
 
 
 @pytest.mark.parametrize(

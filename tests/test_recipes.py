@@ -9,7 +9,7 @@ import pytest
 
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.papers import PAPERS, RECIPES, agreement, page, runner
-from offbeat.papers.ledger import PACES, Progress, estimate
+from offbeat.papers.ledger import PACES, Ledger, estimate
 from offbeat.papers.recipe import Cell, Claim, Recipe, Run, Settings, Training
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -119,13 +119,13 @@ def toy(**more):
 
 
 def filled(tmp_path, recipe, minutes=5.0, **more):
-    kept = Progress(tmp_path)
+    kept = Ledger(tmp_path)
     done = runner.resume([recipe], kept, Settings(device="cpu", scale="full", **more), minutes, lambda text: None)
     return kept, done
 
 
 def test_missing_cells_come_by_seed_priority_and_name(tmp_path):
-    found = runner.missing([toy()], Progress(tmp_path), Settings(device="cpu", scale="full"))
+    found = runner.missing([toy()], Ledger(tmp_path), Settings(device="cpu", scale="full"))
     assert [(cell.name, run.seed) for cell, run in found] == [
         ("b slow", 0), ("a slow", 0), ("a fast", 0), ("b fast", 0), ("b slow", 1), ("a slow", 1), ("a fast", 1),
         ("b fast", 1),
@@ -176,18 +176,18 @@ def test_a_cell_that_does_not_fit_is_left_and_one_that_runs_over_is_cut(tmp_path
 def test_records_of_another_folder_are_merged(tmp_path):
     filled(tmp_path / "here", toy(), seed=0)
     filled(tmp_path / "there", toy(), seed=1)
-    kept = Progress(tmp_path / "here")
+    kept = Ledger(tmp_path / "here")
     assert kept.merge(tmp_path / "there") == 4
-    assert [record["seed"] for record in Progress(tmp_path / "here").of(toy().cell("a fast"))] == [0, 1]
+    assert [record["seed"] for record in Ledger(tmp_path / "here").of(toy().cell("a fast"))] == [0, 1]
     with pytest.raises(OffbeatError, match="holds no records"):
         kept.merge(tmp_path)
     (tmp_path / "here" / "toy.json").write_text("{}")
     with pytest.raises(OffbeatError, match=r"toy\.json holds no records of cells"):
-        Progress(tmp_path / "here")
+        Ledger(tmp_path / "here")
 
 
 def test_stored_wall_times_are_the_estimate(tmp_path):
-    kept, cell = Progress(tmp_path), toy().cell("a slow")
+    kept, cell = Ledger(tmp_path), toy().cell("a slow")
     assert estimate(cell, "h200", kept)[1] == "by rate"
     kept.add(
         cell, {"cell": "a slow", "seed": 0, "size": "full", "device": "NVIDIA H200", "wall_seconds": 12.0, "values": {}}
@@ -230,7 +230,7 @@ def test_older_results_count_as_older_until_a_cell_is_run(tmp_path):
     old = {"recipe": "toy", "cell": "a slow", "seed": 0, "size": "full", "commit": "abc", "device": "cpu",
            "wall_seconds": 3.0, "values": {"rounds": 45}, "failed": None}  # fmt: skip
     (tmp_path / "older.json").write_text(json.dumps([old]))
-    assert [line["state"] for line in page.status([toy()], Progress(tmp_path))] == ["older", *["missing"] * 3]
+    assert [line["state"] for line in page.status([toy()], Ledger(tmp_path))] == ["older", *["missing"] * 3]
     kept, done = filled(tmp_path, toy(), seed=0)
     assert done == 4
     assert {line["state"] for line in page.status([toy()], kept)} == {"some seeds"}

@@ -136,6 +136,7 @@ def test_options_that_a_given_policy_overrides_are_refused() -> None:
         build_method({"name": "local-sgd", "local_steps": 20, "when": {"policy": "rounds", "size": 5}})
 
 
+@pytest.mark.soak
 def test_every_method_learns_with_its_defaults() -> None:
     from offbeat import METHODS
 

@@ -244,14 +244,3 @@ def test_har_by_person_with_people_held_out(root: Path) -> None:  # noqa: F811
         build_task("har", {"held_out": 3}, 0)
     with pytest.raises(ConfigError, match="held_out"):
         build_task("digits", {"held_out": 3}, 0)
-
-
-def test_windows_travel_as_their_stream() -> None:
-    pytest.importorskip("ray")
-    from offbeat.engines.ray_worker import laid, shared
-
-    x, y = windows(np.arange(50, dtype=np.uint8), 4, predict="last")
-    for sent in (x, y):
-        arrived = shared(laid(sent))
-        assert isinstance(arrived, Windows)
-        assert torch.equal(arrived[:], sent[:])
