@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"<!-- test -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
 
-def blocks(language: str) -> list[tuple[str, list[str]]]:
+def blocks(language: str) -> list[Any]:
     texts = {page.name: BLOCK.findall(page.read_text()) for page in PAGES}
     found = [(name, [body for kind, body in marked if kind == language]) for name, marked in texts.items()]
     long = pytest.mark.soak
-    return [pytest.param(name, bodies, marks=long if (kind, name) in LONG else ()) for name, bodies in found if bodies]
+    return [
+        pytest.param(name, bodies, marks=long if (language, name) in LONG else ()) for name, bodies in found if bodies
+    ]
 
 
 LONG = {("console", "cluster.md"), ("python", "step_asynchronism.md")}  # about a minute each: in `make soak`
