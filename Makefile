@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: demo live-demo test test-ray test-trackers soak live-soak lint bench docs clean
+.PHONY: demo live-demo test test-ray test-trackers soak live-soak ray-soak lint bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/offbeat compare --config examples/demo.toml --out demo --overwrite
@@ -17,14 +17,18 @@ test: lint
 
 test-ray: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
-	$(RUN) -m pytest -m ray
+	$(RUN) -m pytest -m "ray and not soak"
+
+ray-soak: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
+	$(RUN) -m pytest -m "ray and soak" -s
 
 test-trackers: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt ".[trackers]"
 	$(RUN) -m pytest -m trackers
 
 soak: $(READY)
-	$(RUN) -m pytest -m soak -s --ignore-glob 'tests/test_live*'
+	$(RUN) -m pytest -m "soak and not ray" -s --ignore-glob 'tests/test_live*'
 
 live-soak: $(READY)
 	$(RUN) -m pytest -m soak -s tests/test_live.py tests/test_live_wire.py tests/test_live_trials.py

@@ -26,7 +26,10 @@ def blocks(language: str) -> list[Any]:
     ]
 
 
-LONG = {("console", "cluster.md"), ("python", "step_asynchronism.md")}  # about a minute each: in `make soak`
+LONG = {  # half a minute and more each: in `make soak`
+    ("console", "cluster.md"), ("console", "reports.md"), ("console", "runs.md"), ("console", "tuning.md"),
+    ("python", "step_asynchronism.md"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,14 @@ def happening(monkeypatch: pytest.MonkeyPatch, turn: int, what: Callable[[RayCre
     return sent
 
 
-@pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
+FEW = ("dlsgd-hetero", "fedbuff", "hl-sgd", "scaffold")  # of the methods; the others in the soak
+EACH = [
+    pytest.param(number, id=name, marks=() if name in FEW else pytest.mark.soak)
+    for number, name in enumerate(sorted(METHODS))
+]
+
+
+@pytest.mark.parametrize("number", EACH)
 def test_any_number_of_actors_gives_the_same_trace_and_bits(number: int, lent: None, tmp_path: Path) -> None:
     experiment = replace(drawn(number), checkpoint_seconds=60.0, until={"commits": 5})
     run(experiment, tmp_path / "local")
