@@ -69,7 +69,7 @@ def report(out: Path, folder: Path, experiment: Experiment) -> None:
     table = experiment.table() | {"fleet": {"name": "recorded", "file": str(out / "fleet.json")}}
     forecast = run(Experiment.of(table), out / "forecast", overwrite=True)
     rows = {"what happened": read_trace(folder), "forecast on the fitted fleet": read_trace(out / "forecast")}
-    picture = fleet_plots.timeline(rows, out / "timeline.png", max(rows["what happened"])[0] / 3, CLIENTS)
+    picture = fleet_plots.timeline(rows, out / "timeline.png", rows["what happened"][-1][0] / 3, CLIENTS)
     curves = {"live": [read_metrics(folder)], "forecast": [read_metrics(out / "forecast")]}
     curve = plots.comparison(curves, out / "accuracy.png", "FedBuff on digits, six clients")
     print(f"fit: half of the jobs within {found['error']['compute']:.1%} of their client's median")
