@@ -27,7 +27,7 @@ CLIENTS, BATCH = 3, 3
 SMALL, LARGE = 4, 192  # widths; the larger one passes every threshold on sizes
 JOBS = [Begun(0, 0, 0, 2), Begun(1, 3, 0, 2), Begun(2, 1, 0, 2)]
 ALONE = {  # modules that `vmap` cannot batch: they run one client after another
-    "checkpoint", "embedding by frequency", "normal law", "seeds itself",
+    "checkpoint", "embedding by frequency", "gru, packed", "lstm, packed", "normal law", "seeds itself",
 }  # fmt: skip
 PLAIN = ("loss cross-entropy, weighted", "orthogonal")  # modules whose steps cannot be captured
 SAMPLE = (
@@ -111,6 +111,27 @@ def test_gradients_are_autograds(name: str, width: int) -> None:
         return
     assert error(gradient, want) < 1e-10
     assert all(map(torch.equal, seen, (flat, x, y)))
+
+
+UNROUNDED = ("batch norm at rest", "pairwise distance", "prelu")  # PyTorch has no such function for mixed numbers
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_batched_is_batched_with_rounded_products_too(name: str) -> None:
+    """`precision = "bf16"`; what draws has other bits there."""
+    if name in (*ALONE, *UNROUNDED):
+        return
+    kept = caged(ZOO[name], SMALL)
+    exact, rounded = (FlatModel(kept.module, kept.loss, kind, kind == torch.float32)
+                      for kind in (torch.float64, torch.float32))  # fmt: skip
+    flat, x, y, key = points(exact, kept)
+    narrow = x.float() if x.is_floating_point() else x
+    _, gradient = rounded.gradient(flat.float(), narrow, y, key)
+    assert gradient.isfinite().all()
+    if any(word in name for word in ("lstm", "gru", "rnn", "attention", "linear")) and "dropout" not in name:
+        want = torch.stack([plain_gradient(kept, *each) for each in zip(flat, x, y, key, strict=True)])
+        assert error(gradient.double(), want) < 0.1
 
 
 @each(SAMPLE, ("linear", "transposed", "straight and transposed"))

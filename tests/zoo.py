@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, rnn
 from torch.utils.checkpoint import checkpoint
 
 CLASSES = 4
@@ -108,6 +108,13 @@ def complex_linear(m: Any, x: Tensor) -> Tensor:
 def attend(m: Any, x: Tensor, **options: Any) -> Tensor:
     q, k, v = (F.linear(x, part).unflatten(-1, (2, -1)).transpose(1, 2) for part in m.w.chunk(3))
     return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+def packed(m: Any, x: Tensor) -> Tensor:
+    """Sequences of one, two and three places."""
+    lengths = torch.arange(len(x)) % 3 + 1
+    out, _ = m.parts[0](rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    return rnn.pad_packed_sequence(out, batch_first=True, total_length=3)[0]
 
 
 def some(n: int, device: torch.device) -> Tensor:
@@ -243,6 +250,8 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "lstm, own start": lambda w: Animal(Own(lambda m, x: m.parts[0](x, (m.h.expand(1, len(x), w).contiguous(),
                                             m.c.expand(1, len(x), w).contiguous()))[0], nn.LSTM(w, w, batch_first=True),
                                             h=(1, 1, w), c=(1, 1, w)), (3, w)),
+    "lstm, packed": lambda w: Animal(Own(packed, nn.LSTM(w, w, 2, batch_first=True)), (3, w)),
+    "gru, packed": lambda w: Animal(Own(packed, nn.GRU(w, w, batch_first=True, bidirectional=True)), (3, w)),
     "gru": lambda w: Animal(nn.GRU(w, w, 2, batch_first=True), (3, w)),
     "gru both ways": lambda w: Animal(nn.GRU(w, w, 2, dropout=0.3, batch_first=True, bidirectional=True), (3, w)),
     "gru without bias": lambda w: Animal(nn.GRU(w, w, bias=False), (3, w)),
@@ -393,6 +402,8 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
                        "when the same step is taken twice"),
     "shrunk weights": (lambda w: Animal(Own(lambda m, x: F.linear(x, m.w.data.mul_(0.9)) + m.w.sum(), w=(w, w)), (w,)),
                         "changes 'body.w'"),
+    "lstm, packed, with dropout": (lambda w: Animal(Own(packed, nn.LSTM(w, w, 2, dropout=0.5, batch_first=True)), (3, w)),
+                                   "'bernoulli_' in LSTM"),
     "fractional pool": (lambda w: Animal(seq(nn.Conv2d(2, w, 1), nn.FractionalMaxPool2d(2, 2)), (2, 4, 4)), "'rand' in Frac"),
     "multinomial": (lambda w: Animal(Own(lambda m, x: x[:, torch.multinomial(m.s.softmax(0), 2)], s=(w,)), (w,)),
                     "'multinomial' in Own ('body')"),

@@ -45,7 +45,7 @@ class Keyed(TorchFunctionMode):
         if func in COMPOSED:
             with self:
                 return seen_inside(func)(*args, **kwargs)
-        if func in RECURRENT and kwargs.keys() <= {"generator"} and isinstance(args[2], tuple | list):
+        if func in RECURRENT and not packed(args):
             result = self.layer_by_layer(func, *args)
             if result is not NotImplemented:
                 return result
@@ -257,6 +257,11 @@ RULES: dict[Any, str] = {
 }  # fmt: skip
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 COMPOSED = {functional.multi_head_attention_forward, functional.gumbel_softmax}  # in Python, of calls that may draw
+
+
+def packed(args: tuple[Any, ...]) -> bool:
+    """Whether a recurrent function is given a packed sequence: the sizes of its batches are its second argument."""
+    return isinstance(args[1], Tensor) and not args[1].is_floating_point()
 
 
 @cache

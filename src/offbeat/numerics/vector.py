@@ -27,7 +27,7 @@ from offbeat.numerics import batch_norm
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
-from offbeat.numerics.fast.recurrent import TwiceDifferentiable
+from offbeat.numerics.fast.plain_recurrence import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
 from offbeat.numerics.forms import Forms, Tree, arguments, scores_in, unpacked
 

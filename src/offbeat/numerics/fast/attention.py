@@ -68,6 +68,7 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bo
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -math.inf)
+    mask = None if mask is None else mask.to(q.dtype)  # products may be rounded
     out: Tensor = Weighted.apply(q, k, v, mask, by, hides)  # type: ignore[no-untyped-call]
     return out
 

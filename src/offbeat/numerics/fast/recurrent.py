@@ -7,69 +7,71 @@ own: `gates [n, b, T, g h]`, states `[n, b, h]`, and `w [n, g h, h]`, for g gate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from offbeat.numerics.draws import RECURRENT, ForOne, Keyed, compiled, first
+from offbeat.numerics.draws import ForOne, compiled, first, packed
 from offbeat.numerics.fast.convolution import TINY
 from offbeat.numerics.fast.dense import Linear
 from offbeat.numerics.fast.places import Apart, Places, into
-
-
-class Layer(NamedTuple):
-    """The weights of one layer in one direction; those it lacks are None."""
-
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None = None
-    b_hh: Tensor | None = None
-    w_hr: Tensor | None = None  # an LSTM's projection
+from offbeat.numerics.fast.plain_recurrence import Layer, layers_of, lstm_time, plain_scan, stacked, times
 
 
 # ---- PyTorch's functions, with PyTorch's names of arguments; packed sequences are left to the library
-def lstm(
-    places: Places | None, input: Tensor, hx: Any, params: Any = None, has_biases: Any = True, num_layers: Any = 1,
-    dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False, run: Any = None,
-) -> Any:  # fmt: skip
-    if not isinstance(hx, tuple | list) or (dropout and train and num_layers > 1):
+def lstm(places: Places | None, *args: Any) -> Any:
+    return layers(lstm_layer, torch.lstm, places, *args)
+
+
+def gru(places: Places | None, *args: Any) -> Any:
+    return layers(gru_layer, torch.gru, places, *args)
+
+
+def rnn_tanh(places: Places | None, *args: Any) -> Any:
+    return layers(tanh_layer, torch.rnn_tanh, places, *args)
+
+
+def rnn_relu(places: Places | None, *args: Any) -> Any:
+    return layers(relu_layer, torch.rnn_relu, places, *args)
+
+
+def layers(run: Any, op: Any, places: Places | None, *args: Any) -> Any:
+    if packed(args):
         return NotImplemented
-    if run is None and alone(input, params, batch_first):
-        form = (has_biases, num_layers, 0.0, True, bidirectional, batch_first)
-        return Apart.apply(partial(library, torch.lstm, 2, form), input, *hx, *params)  # type: ignore[no-untyped-call]
-    projected = hx[0].shape[-1] != hx[1].shape[-1]
-    layers = layers_of(params, has_biases, projected)
-    return stacked(run or lstm_layer, places, input, tuple(hx), layers, num_layers, bidirectional, batch_first)
-
-
-def gru(places: Places | None, *args: Any, **kwargs: Any) -> Any:
-    return one_state(gru_layer, places, *args, **kwargs)
-
-
-def rnn_tanh(places: Places | None, *args: Any, **kwargs: Any) -> Any:
-    return one_state(tanh_layer, places, *args, **kwargs)
-
-
-def rnn_relu(places: Places | None, *args: Any, **kwargs: Any) -> Any:
-    return one_state(relu_layer, places, *args, **kwargs)
-
-
-def one_state(
-    run: Any, places: Places | None, input: Tensor, hx: Tensor, params: Any = None, has_biases: Any = True,
-    num_layers: Any = 1, dropout: Any = 0.0, train: Any = False, bidirectional: Any = False, batch_first: Any = False,
-) -> Any:  # fmt: skip
-    if not isinstance(params, tuple | list) or (dropout and train and num_layers > 1):
+    x, hx, params, has_biases, depth, dropout, train, both, batch_first = args
+    if dropout and train and depth > 1:
         return NotImplemented
-    if run in LIBRARY and alone(input, params, batch_first):
-        form = (has_biases, num_layers, 0.0, True, bidirectional, batch_first)
-        return Apart.apply(partial(library, LIBRARY[run], 1, form), input, hx, *params)  # type: ignore[no-untyped-call]
-    layers = layers_of(params, has_biases, False)
-    out, (last,) = stacked(run, places, input, (hx,), layers, num_layers, bidirectional, batch_first, joined=False)
-    return out, last
+    with full(x, hx) as (x, states):
+        if alone(x, params, batch_first):
+            form = (has_biases, depth, 0.0, True, both, batch_first)
+            return Apart.apply(partial(library, op, len(states), form), x, *states, *params)  # type: ignore[no-untyped-call]
+        parts = layers_of(params, has_biases, states[0].shape[-1] != states[-1].shape[-1])
+        return stacked(run, places, x, states, parts, depth, both, batch_first)
+
+
+def lstm_cell(places: Places | None, input: Tensor, hx: Any, *weights: Tensor | None) -> Any:
+    with full(input, hx) as (x, states):
+        return lstm_layer(places, x[:, None], states, Layer(*weights), False)[1]  # type: ignore[arg-type]
+
+
+def gru_cell(places: Places | None, input: Tensor, hx: Tensor, *weights: Tensor | None) -> Any:
+    with full(input, hx) as (x, states):
+        return gru_layer(places, x[:, None], states, Layer(*weights), False)[1][0]  # type: ignore[arg-type]
+
+
+@contextmanager
+def full(x: Tensor, hx: Any) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Inputs and states for products that are not rounded: what a scan rounds at one time, it carries to all others."""
+    states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+    if not torch.is_autocast_enabled(x.device.type):
+        yield x, states
+        return
+    with torch.autocast(x.device.type, enabled=False):
+        yield x.float(), tuple(state.float() for state in states)
 
 
 def alone(x: Tensor, params: Sequence[Tensor], batch_first: bool) -> bool:
@@ -80,50 +82,6 @@ def alone(x: Tensor, params: Sequence[Tensor], batch_first: bool) -> bool:
 def library(op: Any, states: int, form: tuple[Any, ...], x: Tensor, *tensors: Tensor) -> Any:
     h, params = tensors[:states], list(tensors[states:])
     return op(x, h if states > 1 else h[0], params, *form)
-
-
-def lstm_cell(
-    places: Places | None, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Any:  # fmt: skip
-    h, c = hx
-    _, (h, c) = lstm_layer(places, input[:, None], (h, c), Layer(w_ih, w_hh, b_ih, b_hh), False)
-    return h, c
-
-
-def gru_cell(
-    places: Places | None, input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Any:  # fmt: skip
-    return gru_layer(places, input[:, None], (hx,), Layer(w_ih, w_hh, b_ih, b_hh), False)[1][0]
-
-
-def layers_of(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[Layer]:
-    """PyTorch's flat list of weights, cut up: each layer's, and within it each direction's."""
-    each = 2 + 2 * has_biases + projected
-    cut = [tuple(params[i : i + each]) for i in range(0, len(params), each)]
-    return [Layer(*w[: each - projected])._replace(w_hr=w[-1] if projected else None) for w in cut]
-
-
-def stacked(
-    run: Any, places: Places | None, x: Tensor, states: tuple[Tensor, ...], layers: list[Layer], depth: int, both: bool,
-    batch_first: bool, joined: bool = True,
-) -> Any:  # fmt: skip
-    """Layers upon one another, each in one direction or both. States are `[layers, b, h]`, as PyTorch has them."""
-    x = x if batch_first else x.transpose(0, 1)
-    lasts: list[tuple[Tensor, ...]] = []
-    ways = 2 if both else 1
-    for level in range(depth):
-        outs = []
-        for way in range(ways):
-            place = level * ways + way
-            out, last = run(places, x, tuple(s[place] for s in states), layers[place], way == 1)
-            outs.append(out)
-            lasts.append(last)
-        x = torch.cat(outs, dim=-1) if both else outs[0]
-    ends = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
-    out = x if batch_first else x.transpose(0, 1)
-    return (out, *ends) if joined else (out, ends)
 
 
 # ---- one layer in one direction, for one client: x [b, T, i] -------------------------------------
@@ -156,79 +114,6 @@ def rnn_layer(places: Places | None, x: Tensor, states: Any, layer: Layer, backw
     gates = Linear.apply(x, layer.w_ih, bias, places)  # type: ignore[no-untyped-call]
     out, h = Rnn.apply(gates, states[0], layer.w_hh, tanh, backwards, places)  # type: ignore[no-untyped-call]
     return out, (h,)
-
-
-# ---- the same by plain operations, which can be differentiated twice ---------------------------------
-Time = Callable[[Tensor, tuple[Tensor, ...], Layer], tuple[Tensor, ...]]
-
-
-def plainly(time: Time) -> Any:
-    """A layer that takes one time after the other in this way."""
-
-    def layer(places: Places | None, x: Tensor, states: Any, weights: Layer, backwards: bool) -> Any:
-        return plain_scan(time, functional.linear(x, weights.w_ih, weights.b_ih), states, weights, backwards)
-
-    return layer
-
-
-def plain_scan(time: Time, gates: Tensor, states: tuple[Tensor, ...], layer: Layer, backwards: bool) -> Any:
-    outs: list[Tensor] = []
-    for t in times(gates.shape[1], backwards):
-        states = time(gates[:, t], states, layer)
-        outs.append(states[0])
-    return torch.stack(outs[::-1] if backwards else outs, dim=1), states
-
-
-def lstm_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
-    i, f, g, o = (gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).chunk(4, dim=-1)
-    c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
-    h = o.sigmoid() * c.tanh()
-    return h if layer.w_hr is None else functional.linear(h, layer.w_hr), c
-
-
-def gru_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
-    (h,) = states
-    own = functional.linear(h, layer.w_hh, layer.b_hh)
-    (r, z, n), (to_r, to_z, to_n) = gates.chunk(3, dim=-1), own.chunk(3, dim=-1)
-    n = (n + (r + to_r).sigmoid() * to_n).tanh()
-    return (n + (z + to_z).sigmoid() * (h - n),)
-
-
-def tanh_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
-    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).tanh(),)
-
-
-def relu_time(gates: Tensor, states: tuple[Tensor, ...], layer: Layer) -> tuple[Tensor, ...]:
-    return ((gates + functional.linear(states[0], layer.w_hh, layer.b_hh)).relu(),)
-
-
-class TwiceDifferentiable(Keyed):
-    """PyTorch's functions for one client, but recurrence by plain operations."""
-
-    def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        layers = {"lstm": lstm_time, "gru": gru_time, "rnn_tanh": tanh_time, "rnn_relu": relu_time}
-        name = getattr(func, "__name__", "")
-        time = layers.get(name.removesuffix("_cell")) if func in RECURRENT or func in CELLS else None
-        if time is None:
-            return func(*args, **kwargs)
-        if func in CELLS:
-            x, hx, *weights = args
-            states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-            _, ends = plainly(time)(None, x[:, None], states, Layer(*weights), False)
-            return ends if len(ends) > 1 else ends[0]
-        run = plainly(time)
-        result = partial(lstm, run=run)(None, *args) if func is torch.lstm else one_state(run, None, *args)
-        return func(*args, **kwargs) if result is NotImplemented else result
-
-
-CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
-
-
-LIBRARY: dict[Any, Any] = {gru_layer: torch.gru, tanh_layer: torch.rnn_tanh, relu_layer: torch.rnn_relu}
-
-
-def times(count: int, backwards: bool) -> Sequence[int]:
-    return range(count - 1, -1, -1) if backwards else range(count)
 
 
 # ---- scans: for one client plainly, and for all --------------------------------------------------
