@@ -226,6 +226,10 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "local response": lambda w: Animal(seq(nn.Conv2d(2, w, 2), nn.LocalResponseNorm(2)), (2, 4, 4)),
     "batch norm of the batch": lambda w: Animal(seq(nn.Linear(w, w), nn.BatchNorm1d(w, track_running_stats=False)), (w,)),
     "batch norm at rest": lambda w: Animal((lambda b: resting(seq(nn.Linear(w, w), b), b))(nn.BatchNorm1d(w)), (w,)),
+    "batch norm of images": lambda w: Animal(seq(nn.Conv2d(2, w, 2), nn.BatchNorm2d(w, track_running_stats=False)),
+                                             (2, 4, 4)),
+    "batch norm of images at rest": lambda w: Animal(
+        (lambda b: resting(seq(nn.Conv2d(2, w, 2), b), b))(nn.BatchNorm2d(w)), (2, 4, 4)),
     "cosine similarity": lambda w: Animal(Own(lambda m, x: F.cosine_similarity(m.parts[0](x)[:, None], m.w[None], -1),
                                               nn.Linear(w, w), w=(5, w)), (w,)),
     "pairwise distance": lambda w: Animal(Own(lambda m, x: torch.cdist(m.parts[0](x), m.w), nn.Linear(w, w), w=(5, w)),

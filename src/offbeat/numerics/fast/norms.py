@@ -1,4 +1,4 @@
-"""Normalisations of each sample by itself, with scales and shifts of each client's own."""
+"""Normalisations of samples and of batches, with scales and shifts of each client's own."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def layer_norm(
     if not ours or weight is None or len(normalized_shape) != 1 or input.shape[-1] > WIDEST:
         return NotImplemented
     return LayerNorm.apply(input, weight, bias, eps, places)  # type: ignore[no-untyped-call]
+
+
+def batch_norm(
+    places: Places | None, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Each channel over its client's batch, or by statistics at rest; `vmap` cannot map the library's on a GPU."""
+    moving = training and (running_mean is not None or running_var is not None)
+    if not input.is_cuda or input.dim() < 2 or moving or input.numel() <= input.shape[1]:
+        return NotImplemented
+    if running_mean is None or running_var is None:
+        return BatchNorm.apply(input, weight, bias, eps)  # type: ignore[no-untyped-call]
+    channels = (input.shape[1],) + (1,) * (input.dim() - 2)
+    out = (input - running_mean.reshape(channels)) * torch.rsqrt(running_var + eps).reshape(channels)
+    out = out if weight is None else out * weight.reshape(channels)
+    return out if bias is None else out + bias.reshape(channels)
 
 
 def grouped_norm(groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -92,3 +109,19 @@ class GroupNorm(ForOne):
         x, weight = first(x, dims[0], n), first(weight, dims[2], n)
         shift = None if bias is None else first(bias, dims[3], n)
         return norm_kernels.GroupNorm.apply(x, groups, weight, shift, eps, places), 0  # type: ignore[no-untyped-call]
+
+
+class BatchNorm(ForOne):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, eps, False)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+        """The clients' channels are channels."""
+        n = info.batch_size
+        scale = None if weight is None else first(weight, dims[1], n).flatten()
+        shift = None if bias is None else first(bias, dims[2], n).flatten()
+        channels = first(x, dims[0], n).movedim(0, 1).flatten(1, 2)
+        out = torch.batch_norm(channels, scale, shift, None, None, True, 0.0, eps, False)
+        return out.unflatten(1, (n, -1)).movedim(1, 0), 0

@@ -48,6 +48,8 @@ TABLE = (
     FastPath((functional.layer_norm,), norms.layer_norm,
              "on a GPU in float32 over the last axis; on a processor where a client has enough to do",
              "a kernel of our own each way; the library's, one client after the other"),
+    FastPath((functional.batch_norm,), norms.batch_norm, "on a GPU, statistics of the batch or at rest",
+             "clients' channels as channels; at rest, few operations"),
     FastPath((functional.cross_entropy,), entropy.cross_entropy, "class numbers, the mean over a batch",
              "log-softmax and its slope in few operations, or a kernel of our own"),
     FastPath((functional.embedding,), tokens.embedding, "no limit of norms",
