@@ -14,10 +14,10 @@ import torch
 from offbeat import cluster_views, registry
 from offbeat.choices import Choice, Engines, Mode, Precision
 from offbeat.config import POLICIES, Experiment, schedule_options, split_name
+from offbeat.engines.crew import in_process
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
 from offbeat.engines.ray_crew import ray_crew, ray_problems
-from offbeat.engines.tile_solver import in_process
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
