@@ -28,7 +28,8 @@ from offbeat.numerics.evaluation import Figure
 from offbeat.options import fits
 from offbeat.runs.disk import storing, text_digest
 from offbeat.runs.folder import Folder, reopened
-from offbeat.runs.loop import Evaluate, row_of
+from offbeat.runs.loop import Evaluate
+from offbeat.runs.outcome import row_of
 from offbeat.runs.target import plain_name, stop_reason
 
 RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule

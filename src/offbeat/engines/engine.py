@@ -18,10 +18,11 @@ from torch import Tensor
 
 from offbeat import keys
 from offbeat.choices import Choice, Mode, Precision
+from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.solver import LocalSolver
-from offbeat.engines.tile_solver import CrewMaker, TileSolver, in_process
+from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
