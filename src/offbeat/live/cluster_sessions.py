@@ -300,8 +300,8 @@ class ClusterServer(LiveServer):
         run, event = self.run, Arrived(*block.job)
         buffer = run.up.pack(mean, lambda _: 0)
         await asyncio.to_thread(write_payload, run.journal.payload(cluster, event.job), buffer)
-        if run.guard.problem(event) is not None or run.ended is not None:
-            run.guard.refuse(run.guard.problem(event) or "late")
+        if (reason := "late" if run.over() else run.guard.problem(event)) is not None:
+            run.guard.refuse(reason)
             return
         self.counts["accepted"] += len(block.reporters)
         sessions = [self.sessions.get(self.each[cluster].members[place]) for place in block.reporters]

@@ -142,6 +142,7 @@ class Run:
         self.loop.view = view_of(built.experiment, built, self.loop)
         self.guard = Guard(built.method.when, built.units, keys.generator(built.experiment.seed, "policy"))
         self.clients = built.units
+        self.limit = built.experiment.until.get("virtual_seconds", math.inf)
         self.epoch: int = journal.fact("epoch", 0) + 1
         self.begun = False
         self.ended: str | None = None
@@ -237,11 +238,15 @@ class Run:
 
     # ---- what happens ---------------------------------------------------------------------------
     def tell(self, record: Record) -> list[Effect]:
+        """An event of now; after the end it changes nothing."""
+        return [] if self.over() else self.hear(record)
+
+    def hear(self, record: Record) -> list[Effect]:
         """An event that the guard lets through; one that it refuses changes nothing but its counts."""
-        now = self.now()
+        now = min(self.now(), self.limit)  # the clock went on since `over` looked at it
         before = sum(self.guard.refused.values())
         commands = self.guard.hear(now, record)
-        if sum(self.guard.refused.values()) != before or self.ended is not None:
+        if sum(self.guard.refused.values()) != before:
             return []
         self.row(now, record)
         self.absorb(record)
@@ -256,13 +261,13 @@ class Run:
         return self.tell(Left(client))
 
     def arrive(self, event: Arrived, update: Update) -> list[Effect]:
-        """An update whose payload is on the disk."""
+        """An update whose payload is on the disk, and that came before the run was `over`."""
         job = (event.client, event.job)
         size = sum(t.nbytes for t in update.values())
         if sum(t.nbytes for held in self.held.values() for t in held.values()) + size <= self.memory:
             self.held[job] = update
         self.journal.put(PAYLOAD, *job, self.up.size)
-        return self.tell(event)
+        return self.hear(event)
 
     def row(self, now: float, record: Record) -> None:
         self.gathered.append((now, record))
@@ -348,6 +353,7 @@ class Run:
         known = len(self.loop.metrics)
         if self.commits + 1 <= (self.loop.metrics[-1]["commit"] if known else -1):  # it was looked at before
             self.loop.note(step.rows, command.jobs, staleness)
+            self.ended = self.loop.reached()
             return
         reason = self.loop.take(Done(self.commits + 1, step, staleness), None)  # type: ignore[arg-type]
         if len(self.loop.metrics) > known:
@@ -367,9 +373,11 @@ class Run:
         if self.ended is None and self.commits >= until.get("commits", math.inf):
             self.ended = f"commits {self.commits} >= {until['commits']}"
 
-    def expired(self) -> bool:
-        """Whether the limit on seconds has come."""
-        return self.begun and self.now() > self.built.experiment.until.get("virtual_seconds", math.inf)
+    def over(self) -> bool:
+        """Whether the run has ended; no commit comes after the limit on seconds."""
+        if self.ended is None and self.begun and self.now() > self.limit:
+            self.ended = f"virtual_seconds: the next commit comes after {self.limit} s"
+        return self.ended is not None
 
     def update(self, job: JobName) -> Update:
         if job not in self.held:

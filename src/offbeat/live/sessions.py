@@ -171,10 +171,7 @@ class LiveServer:
                     log.info("left", extra={"facts": {"client": client}})
                     self.depart(client)
             self.look_at_certificates()
-            if self.run.expired() and self.run.ended is None:
-                limit = self.built.experiment.until["virtual_seconds"]
-                self.run.ended = f"virtual_seconds: the next commit comes after {limit} s"
-            if self.run.ended is not None:
+            if self.run.over():
                 self.finished.set()
 
     def look_at_certificates(self) -> None:
@@ -252,7 +249,7 @@ class LiveServer:
         return self.digests[version]
 
     def wake(self, tag: int) -> None:
-        if self.run.ended is None and tag in self.run.alarms:
+        if tag in self.run.alarms:
             self.submit(self.run.tell(Woke(tag)))
 
     # ---- sessions -------------------------------------------------------------------------------
@@ -612,12 +609,12 @@ class LiveServer:
             self.answer_refused(session, self.unwritten(job, str(error)))
             return
         event = Arrived(client, job, record.version, record.steps)
-        if (reason := run.guard.problem(event)) is not None or run.ended is not None:
-            run.guard.refuse(reason or "late")
-            self.counts[reason or "late"] += 1
+        if (reason := "late" if run.over() else run.guard.problem(event)) is not None:
+            run.guard.refuse(reason)
+            self.counts[reason] += 1
             if (client, job) not in run.arrivals:
                 run.journal.payload(client, job).unlink(missing_ok=True)
-            self.answer_refused(session, Rejected(job, reason or "late", False))
+            self.answer_refused(session, Rejected(job, reason, False))
             return
         if job > run.finished.get(client, -1):
             run.tell(Finished(client, job))
