@@ -49,7 +49,7 @@ class Alone:
     def killed(self) -> None:
         """What is durable stays, and nothing else is written."""
         self.run.durable().result()
-        self.run.disk.shutdown()
+        self.run.states.close()
         self.journal.close()
 
     def times(self) -> list[float]:
