@@ -99,7 +99,7 @@ def read_shard(data: str) -> Shard | None:
         _, function = registry.load("shard", data, data)
         return shard_of(data, function())
     try:
-        with np.load(data, allow_pickle=False) as file:
+        with Path(data).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if not {"x", "y"} <= set(file.files):
                 raise ConfigError([f"--data {data} has {', '.join(file.files)}; it must have the arrays x and y"])
             return Shard(torch.from_numpy(file["x"].copy()), torch.from_numpy(file["y"].copy()))
