@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MODELS", {"logistic": "LR"})
     monkeypatch.setattr(items, "FAMILIES", items.FAMILIES[:1])
     monkeypatch.setattr(work, "small_task", lambda _, clients: small_task("logistic", clients))
-    monkeypatch.setattr(items, "warm_up", lambda job, *_: job())
+    monkeypatch.setattr(work, "warm_up", lambda job, *_: job())
 
 
 # ---- the work -----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from live_world import World, digits, free_port, world
 from offbeat import Experiment, build, cli
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.live import certificates, transport, wire
+from offbeat.live.admissible import require_live
 from offbeat.live.checks import Checks, Limits
-from offbeat.live.conduct import require_live
 from offbeat.live.jobs import Worker, foreign_code, read_shard, task_facts
 from offbeat.live.join import join
 from offbeat.live.serve import Options, serve
@@ -53,7 +53,7 @@ class Wanderer:
 
 
 def hello(client: int = -1) -> bytes:
-    return wire.encode(wire.Hello(wire.PROTOCOL, "test", client))
+    return wire.encode(wire.Hello(wire.PROTOCOL, "test", client, ""))
 
 
 def health(port: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Cheat:
         self.channel = grpc.secure_channel(live.address, credentials)
         self.out: Any = queue.Queue()
         self.stream = self.channel.stream_stream(f"/{transport.SERVICE}/{transport.SESSION}")(iter(self.out.get, None))
-        self.say(wire.Hello(wire.PROTOCOL, "cheat", -1))
+        self.say(wire.Hello(wire.PROTOCOL, "cheat", -1, ""))
         self.welcome = self.hear(wire.Welcome)
         self.say(wire.Ready(self.welcome.model, 10, "", [], -1, ""))
 

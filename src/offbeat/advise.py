@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from offbeat import cluster_views
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment, split_name
 from offbeat.errors import ConfigError, shown, unknown
@@ -21,7 +22,6 @@ from offbeat.meters.theorems import ALL_REPORT, EVERYONE, SAMPLED, SOME_REPORT, 
 from offbeat.method import Method, Rule, StepRate
 from offbeat.options import fits
 from offbeat.schedule.device import OWN_STEPS
-from offbeat.schedule.hybrid import Hybrid
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Counsel:
     refused: tuple[str, ...] = ()  # why it could not be asked
 
     def json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"refused": list(self.refused)}
+        table: dict[str, Any] = {"refused": list(self.refused)}
         for whose, advice in (("own", self.own), ("yours", self.yours)):
             conditions = [c._asdict() | {"holds": c.holds} for c in advice.conditions] if advice else []
-            told[whose] = asdict(advice) | {"conditions": conditions} if advice else None
-        return told
+            table[whose] = asdict(advice) | {"conditions": conditions} if advice else None
+        return table
 
 
 def asked_about(experiment: Experiment, method: str) -> tuple[Built, bool]:
@@ -53,23 +53,26 @@ def advise(measured: Measured, experiment: Experiment, method: str) -> tuple[Pla
     """The theorems of a method, asked about its plan on this problem. The experiment's own options count where its
     method is the one asked about, defaults where it is not."""
     built, same = asked_about(experiment, method)
-    when, constants = built.method.when, measured.constants
+    constants = measured.constants
     plan = plan_of(built, measured.schedule if same else schedule_of(built, measured.schedule.commits))
     theorems = THEOREMS[method]
     if method == "local-sgd":
         theorems = EVERYONE if plan.cohort == constants.clients else SAMPLED
-    if isinstance(when, Hybrid) and built.fleet.clusters is not None:
+    if (hybrid := built.hybrid) is not None:
         if method == "hl-sgd":
-            theorems = ALL_REPORT if when.sample == 1 else SOME_REPORT
-        mixing = [rho_of(phases(cluster, when)) if when.rounds else 1.0 for cluster in built.fleet.clusters.each]
+            theorems = ALL_REPORT if hybrid.sample == 1 else SOME_REPORT
+        mixing = [
+            rho_of(phases(cluster, hybrid)) if hybrid.rounds else 1.0 for cluster in cluster_views.each(built.fleet)
+        ]
         constants = replace(constants, mixing=max(mixing))  # of a phase, with all its exchanges
-    found: dict[str, Counsel] = {}
+    counsels: dict[str, Counsel] = {}
     for theorem in theorems:
         own, refused = attempt(theorem, constants, replace(plan, client_lr=None, server_lr=None))
         yours, _ = attempt(theorem, constants, plan)
-        name = next((made.theorem for made in (own, yours) if made is not None), TITLES.get(theorem, theorem.__name__))
-        found[name] = Counsel(own, yours, refused)
-    return plan, found
+        title = TITLES.get(theorem, theorem.__name__)
+        name = next((advice.theorem for advice in (own, yours) if advice is not None), title)
+        counsels[name] = Counsel(own, yours, refused)
+    return plan, counsels
 
 
 def schedule_for(measured: Measured, experiment: Experiment, method: str) -> Schedule:
@@ -155,8 +158,8 @@ def plan_of(built: Built, schedule: Schedule) -> Plan:
     ordered = when.orders
     steps = ordered or (round(float(np.mean(counts))) if counts else OWN_STEPS)
     cohort = when.cohort or clients
-    if isinstance(when, Hybrid) and built.fleet.clusters is not None:
-        cohort = min(when.reports(cluster.size) for cluster in built.fleet.clusters.each)
+    if (hybrid := built.hybrid) is not None:
+        cohort = min(hybrid.reports(cluster.size) for cluster in cluster_views.each(built.fleet))
     options: dict[str, Any] = built.experiment.table()["method"]  # of a method of your own: its name alone
     server = options.get("server_lr", options.get("beta"))
     commits = int(built.experiment.until.get("commits", schedule.commits))

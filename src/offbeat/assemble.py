@@ -14,10 +14,10 @@ import torch
 from offbeat import cluster_views, registry
 from offbeat.choices import Choice, Engines, Mode, Precision
 from offbeat.config import POLICIES, Experiment, schedule_options, split_name
+from offbeat.engines.crew import in_process
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
 from offbeat.engines.ray_crew import ray_crew, ray_problems
-from offbeat.engines.tile_solver import in_process
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
@@ -32,7 +32,7 @@ from offbeat.runs.loop import Evaluate
 from offbeat.runs.target import limit_problems, target_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
-from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.hybrid import Hybrid, conducts_clusters
 from offbeat.sizes import size_problems
 from offbeat.tasks.looks import Watch, holding_out, leaving_out, speed_thirds, with_metrics
 from offbeat.tasks.make import build_task
@@ -70,7 +70,7 @@ class Built:
     @property
     def hybrid(self) -> Hybrid | None:
         """The policy, where clusters stand in the place of clients."""
-        return self.method.when if isinstance(self.method.when, Hybrid) else None
+        return self.method.when if conducts_clusters(self.method.when) else None
 
     @property
     def units(self) -> int:
@@ -104,7 +104,7 @@ class Built:
         fleet = cluster_views.sharing(self.fleet, policy)
         up = traffic.uploads(self.fleet.local_steps)
         durations = fleet.durations(seed, traffic.down, np.array(up) if isinstance(up, list) else up, looks)
-        if isinstance(policy, Hybrid):
+        if conducts_clusters(policy):
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
@@ -234,7 +234,7 @@ def objects(experiment: Experiment) -> Built:
             if kinds:
                 raise ConfigError(problems)
             problems += step_problems(experiment, made["method"], fleet)
-            if isinstance(when, Hybrid) and fleet is not None:
+            if conducts_clusters(when) and fleet is not None:
                 problems += cluster_views.problems(made["method"], fleet)
             if "device" in made and not problems:
                 item = 8 if experiment.precision == "float64" else 4
@@ -267,7 +267,7 @@ def policy_problems(when: Any) -> list[str]:
     if kind is None:
         return []
     found = option_problems(f"policy '{kind}'", POLICIES[kind], {f.name: getattr(when, f.name) for f in fields(when)})
-    if isinstance(when, Hybrid):
+    if conducts_clusters(when):
         if not hasattr(when.between, "conductor"):
             found.append(f"policy 'hybrid': between = {shown(when.between)}; it is a policy, such as Rounds(steps=10)")
         return found or policy_problems(when.between)

@@ -25,7 +25,6 @@ from offbeat.meters.theorems import THEOREMS
 from offbeat.runs.bands import Interval, interval
 from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
-from offbeat.schedule.hybrid import Hybrid
 from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, require_judges, score_of
 from offbeat.tasks.task import Task
 
@@ -260,7 +259,7 @@ def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: f
     steps = built.fleet.step_seconds
     spread = float(steps.max() / max(float(np.median(steps)), 1e-12))
     slowest = f"the slowest client takes {spread:.2g} times as long for a step as the median one"
-    if isinstance(built.method.when, Hybrid):
+    if built.hybrid is not None:
         said.append("devices of a cluster exchange models over their own links, so fewer reports go to the server")
         if best.method == "async-hl-sgd":
             said.append("and clusters need not wait for one another")

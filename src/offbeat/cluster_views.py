@@ -13,7 +13,7 @@ from offbeat.fleets.timing import phases
 from offbeat.method import Method, Policy
 from offbeat.numerics.mixing import Blocks
 from offbeat.runs.account import Crowd
-from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.hybrid import Hybrid, conducts_clusters
 from offbeat.schedule.rounds import Rounds
 
 
@@ -24,7 +24,7 @@ def each(fleet: Fleet) -> tuple[Cluster, ...]:
 def problems(method: Method, fleet: Fleet) -> list[str]:
     """What a method with a hybrid policy asks of the fleet, and the policy of the rule."""
     policy, rule, local, name = method.when, method.what, method.what.local, method.name
-    assert isinstance(policy, Hybrid)
+    assert conducts_clusters(policy)
     if fleet.clusters is None:
         return [f"{name} needs a fleet with clusters; give it some, such as clusters = 4 in [fleet]"]
     found = []
@@ -61,10 +61,10 @@ def sharing(fleet: Fleet, policy: Policy) -> Fleet:
         return fleet
     many = np.ones(fleet.clients)
     for cluster in fleet.clusters.each:
-        if isinstance(policy, Hybrid):
+        if conducts_clusters(policy):
             many[list(cluster.members)] = policy.reports(cluster.size)
-        elif isinstance(policy, Rounds):  # each cluster has its part of the cohort
-            many[list(cluster.members)] = max(1.0, (policy.size or fleet.clients) * cluster.size / fleet.clients)
+        elif policy.kind == Rounds.kind:  # each cluster has its part of the cohort
+            many[list(cluster.members)] = max(1.0, (policy.cohort or fleet.clients) * cluster.size / fleet.clients)
     return replace(fleet, up_latency=fleet.up_latency * many, up_bandwidth=fleet.up_bandwidth / many)
 
 

@@ -20,7 +20,7 @@ from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError
 from offbeat.experiment import run
-from offbeat.runs.loop import Outcome
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import crossing
 from offbeat.trials import Aim, judging

@@ -19,7 +19,8 @@ from offbeat.config import Experiment
 from offbeat.engines.company import Company, common, shareable
 from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
-from offbeat.runs.loop import Evaluate, row_of
+from offbeat.runs.loop import Evaluate
+from offbeat.runs.outcome import row_of
 from offbeat.runs.target import SMOOTH, plain_name, stop_reason
 
 RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule

@@ -8,7 +8,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +124,7 @@ def waves(settings: Settings) -> Rows:
             method = build_method({"name": "local-sgd", "local_steps": steps})
             engine = Engine(method, task, 0, device, settings.precision)
             jobs = [Begun(client, 0, 0, steps) for client in range(size)]
-            warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+            work.warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
             goes = 3 if gpu else 1  # of a wave in one timing
             plain, wave = [], []
@@ -159,7 +158,7 @@ def unequal(settings: Settings) -> Rows:
             for law, steps in laws.items():
                 jobs = [Begun(client, 0, 0, count) for client, count in enumerate(steps)]
                 if round_ == 0:
-                    warm_up(partial(engine.solve, jobs), device, 0.5 if device.type == "cuda" else 2.0)
+                    work.warm_up(partial(engine.solve, jobs), device, 0.5 if device.type == "cuda" else 2.0)
                 taken[law] = min(taken[law], work.seconds(partial(engine.solve, jobs), device) / sum(steps))
         for law, steps in laws.items():
             rows.append({
@@ -172,15 +171,6 @@ def unequal(settings: Settings) -> Rows:
 def repeat(job: Callable[[Any], Any], argument: Any, times: int) -> None:
     for _ in range(times):
         job(argument)
-
-
-def warm_up(job: Callable[[], Any], device: torch.device, least: float) -> None:
-    """Until everything is compiled, captured or traced: some goes, and some seconds."""
-    began, goes = time.perf_counter(), 0
-    while goes < 12 or time.perf_counter() - began < least:
-        job()
-        goes += 1
-    work.finish(device)
 
 
 # ---- (b), (c) asynchronous runs -----------------------------------------------------------------
@@ -241,7 +231,7 @@ def attainable(settings: Settings) -> Rows:
     task = work.small_task("dlsgd-cnn", clients)
     engine = Engine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, settings.precision)
     jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
-    warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+    work.warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
     taken = min(work.seconds(partial(engine.solve, jobs), device) for _ in range(3)) / steps
     side = 8192 if gpu else 1024
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32

@@ -17,12 +17,12 @@ from grpc import aio
 from offbeat import __version__
 from offbeat.errors import Interrupted, OffbeatError
 from offbeat.live import transport
+from offbeat.live.arriving import Arriving
 from offbeat.live.gossip import Gossiper, Vanished
 from offbeat.live.jobs import Shard, Worker, read_shard, shard_of
-from offbeat.live.outlet import Arriving, Outlet
+from offbeat.live.outlet import Outlet
 from offbeat.live.wire import (
     PROTOCOL,
-    TRANSFER_BYTES,
     Accepted,
     Began,
     Chunk,
@@ -100,6 +100,7 @@ class Client:
         self.over: str | None = None
         self.refused: str | None = None
         self.rng = random.Random()  # of its own: draws of jobs are watched
+        self.process = f"{self.rng.getrandbits(64):016x}"
         self.lag = 0.0
         self.heartbeat, self.lease = 5.0, 30.0  # until the server says
         self.counts = {"jobs": 0, "accepted": 0, "rejected": 0, "connections": 0, "bytes_up": 0, "bytes_down": 0}
@@ -144,7 +145,7 @@ class Client:
         try:
             async with transport.dial(self.address, self.keys) as channel:
                 stream = transport.call(channel)
-                await stream.write(encode(Hello(PROTOCOL, __version__, self.claimed)))
+                await stream.write(encode(Hello(PROTOCOL, __version__, self.claimed, self.process)))
                 first = await asyncio.wait_for(self.read(stream), ANSWER)
                 if not isinstance(first, Welcome):
                     return self.hear_refusal(first)
@@ -262,18 +263,19 @@ class Client:
     # ---- listening ------------------------------------------------------------------------------
     async def listen(self, stream: Any) -> None:
         arriving: Arriving | None = None
+        assert self.worker is not None
         while True:
             record = await asyncio.wait_for(self.read(stream), max(self.lease, 2 * self.heartbeat))
             if isinstance(record, Chunk | End):
                 if arriving is not None and isinstance(record, Chunk):
                     arriving.add(record)
                 elif arriving is not None and isinstance(record, End):
-                    if problem := arriving.incoming.problem(record):
+                    if problem := arriving.problem(record):
                         raise WireError(f"a model: {problem}")
                     await self.take(arriving)
                     arriving = None
             elif isinstance(record, Order | Offer | Prime):
-                arriving = Arriving(record, TRANSFER_BYTES)
+                arriving = Arriving(record, self.worker.down.size)
             elif isinstance(record, Drop):
                 arriving = None
                 self.drop(record)
@@ -287,8 +289,6 @@ class Client:
         opening, packet = arriving.opening, arriving.buffer
         assert self.worker is not None
         assert isinstance(packet, bytearray)
-        if len(packet) != self.worker.down.size:
-            raise WireError(f"a model of {len(packet):,} bytes; this one has {self.worker.down.size:,}")
         if isinstance(opening, Prime):
             gradient = await asyncio.to_thread(self.worker.prime, packet)
             if self.outlet is not None:

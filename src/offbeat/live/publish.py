@@ -20,12 +20,12 @@ from offbeat.records import Begun, Commit, Row
 from offbeat.runs.disk import write_file
 from offbeat.runs.environment import environment
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import Outcome, client_rows
 from offbeat.runs.manifest import Manifest
+from offbeat.runs.outcome import Outcome, client_rows
 from offbeat.runs.store import Store
 
 if TYPE_CHECKING:
-    from offbeat.live.sessions import LiveServer
+    from offbeat.live.live_server import LiveServer
 
 LIVE, JOBS = "live.json", "jobs.safetensors"
 

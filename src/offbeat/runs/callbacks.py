@@ -136,7 +136,7 @@ class Callbacks:
         try:
             with unchanged():
                 yield
-        except (KeyboardInterrupt, Interrupted):
+        except (KeyboardInterrupt, Interrupted, Warning):  # a warning is raised where somebody asked for errors
             raise
         except Exception as error:  # whatever a callback of one's own, or a tracker's service, raises
             self.faults[name] = f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ from typing import Literal
 
 from offbeat.options import count_problems
 from offbeat.records import Arrived, Command, Commit, JobName, Joined, Left, Offer, Start, Woke
+from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.pool import Pool
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
@@ -16,7 +17,7 @@ Restart = Literal["newest", "fresh", "broadcast"]
 
 
 @dataclass(frozen=True)
-class Buffer:
+class Buffer(OfClients):
     """Commit on every `size`-th arrival; `restart` says how clients get their next work.
 
     newest     the client pulls the newest version when its upload is in (FedBuff: download, train, upload in turn);
@@ -34,16 +35,7 @@ class Buffer:
 
     holds = False
     drops = False
-    speaks_of = "clients"
     options = ("local_steps", "n", "buffer_size", "concurrency", "overlap")
-
-    @property
-    def orders(self) -> int | None:
-        return self.steps
-
-    @property
-    def cohort(self) -> int | None:
-        return self.size
 
     @property
     def kind(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from offbeat.keys import fold, key
 from offbeat.method import Conductor, Policy
@@ -121,3 +122,8 @@ class Hybrid:
             return list(range(devices))
         root = key(seed, "report", cluster, job)
         return sorted(sorted(range(devices), key=lambda place: fold(root, place))[:many])
+
+
+def conducts_clusters(policy: Policy) -> TypeGuard[Hybrid]:
+    """Whether a policy says that clusters stand in the place of clients; then it can be asked what Hybrid can."""
+    return policy.speaks_of == "clusters"

@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 
 from offbeat.options import STEPS, count_problems
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
+from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.ticks import after
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
 
 
 @dataclass(frozen=True)
-class Rounds:
+class Rounds(OfClients):
     """Every round `size` clients (None: all that are there) start from the newest version, for `steps` local steps
     (None: as many as each client will).
 
     With `replacement` a client may be drawn several times: it does one job, which counts as often as it was drawn.
     `over_selection` >= 1 starts that many times more clients and keeps the first `size` updates; a `deadline`
     (seconds after the round's start) closes the round with what has arrived, or with the first arrival after it.
-    With `probes` every round has two halves, each with a commit: the cohort takes so many steps, then the same clients
-    take `steps` (FedLin asks for gradients first).
+    With `probes` a round has two legs, each with a commit: the cohort takes so many steps, then the same clients take
+    `steps` (as where gradients are asked for first).
     """
 
     steps: int | None = None
@@ -39,16 +40,7 @@ class Rounds:
     kind = "rounds"
     holds = False
     overlaps = False
-    speaks_of = "clients"
     options = ("local_steps", "n", "replacement", "over_selection", "deadline", "probes")
-
-    @property
-    def orders(self) -> int | None:
-        return self.steps
-
-    @property
-    def cohort(self) -> int | None:
-        return self.size
 
     @property
     def drops(self) -> bool:
@@ -79,6 +71,11 @@ class Rounds:
         return found
 
     @property
+    def legs(self) -> tuple[int, ...]:
+        """The steps of each exchange of a round, which has a commit for each; 0: as many as a client will."""
+        return (self.steps or 0,) if self.probes is None else (self.probes, self.steps or 0)
+
+    @property
     def started(self) -> int:
         """How many clients a round starts."""
         return math.ceil((self.size or 0) * self.over_selection)
@@ -98,10 +95,11 @@ class RoundsConductor:
     got: list[JobName] = field(default_factory=list)
     overdue: bool = False
     opened: int = 0  # rounds so far: names the deadline
-    probed: list[int] = field(default_factory=list)  # whose probes are in: the second half is theirs
+    reported: list[int] = field(default_factory=list)  # in the leg before: the next leg of the round is theirs
 
     def __post_init__(self) -> None:
         size = self.policy.size
+        self.legs = self.policy.legs
         self.enough = math.inf if size is None or self.policy.replacement else size  # updates that close a round
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
@@ -146,11 +144,10 @@ class RoundsConductor:
         pool, size = self.present, self.policy.size
         if not pool:
             return []
-        probes = self.policy.probes
-        probing = probes is not None and self.version % 2 == 0
-        if probes is not None and not probing:
+        leg = self.version % len(self.legs)
+        if leg > 0:
             there = set(pool)
-            self.drawn = dict.fromkeys([client for client in self.probed if client in there] or pool, 1)
+            self.drawn = dict.fromkeys([client for client in self.reported if client in there] or pool, 1)
         elif size is None:
             self.drawn = dict.fromkeys(pool, 1)
         elif self.policy.replacement:
@@ -159,7 +156,7 @@ class RoundsConductor:
             self.drawn = dict.fromkeys(self.rng.sample(pool, min(self.policy.started, len(pool))), 1)
         self.opened += 1
         self.waiting = set(self.drawn)
-        version, steps = self.version, (probes if probing else self.policy.steps) or 0
+        version, steps = self.version, self.legs[leg]
         orders: list[Command] = [record(Start, (client, version, steps)) for client in self.drawn]
         if self.policy.deadline is not None:
             orders.append(WakeAt(after(now, self.policy.deadline), self.opened))
@@ -172,5 +169,5 @@ class RoundsConductor:
             jobs = [job for job in jobs for _ in range(drawn[job[0]])]
         late: list[Command] = [Drop(client) for client in sorted(self.waiting)]
         self.version += 1
-        self.probed = [client for client, _ in jobs] if self.policy.probes else []
+        self.reported = [client for client, _ in jobs] if len(self.legs) > 1 else []
         return [*late, Commit(tuple(jobs)), *self.open_round(now)]
