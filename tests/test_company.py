@@ -67,13 +67,13 @@ def test_those_that_are_cut_off_stop_there():
 
 
 def test_whoever_cannot_win_any_more_is_cut_off():
-    aim, each = Aim("loss", more=False, target=1.0), {"buffer_size": 3, "commits": 12}
+    aim, each = Aim("loss", more=False, target=1.0), {"buffer_size": 3, "commits": 40}
     trials = [judging(trial("fedbuff", rate, **each), 0.2, aim) for rate in (0.3, 0.0001)]
     fast, slow = run_heat(Heat(tuple(trials), aim))
     assert aim.seconds(fast.rows) is not None
     assert slow.cut
-    assert slow.rows[-1]["commit"] < 12
-    personal = judging(trial("scaffold", 0.0001, n=3, commits=12), 0.2, aim)
+    assert slow.rows[-1]["commit"] < 40
+    personal = judging(trial("scaffold", 0.0001, n=3, commits=40), 0.2, aim)
     (alone,) = run_heat(Heat((personal,), aim, best=aim.seconds(fast.rows)))
     assert alone.cut
     assert alone.rows[-1]["virtual_seconds"] <= SLACK * aim.seconds(fast.rows)

@@ -21,7 +21,7 @@ from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
 from offbeat.runs.loop import Evaluate
 from offbeat.runs.outcome import row_of
-from offbeat.runs.target import plain_name, stop_reason
+from offbeat.runs.target import SMOOTH, plain_name, stop_reason
 
 RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule
 LAST = 3  # evaluations whose mean is a trial's value
@@ -29,7 +29,7 @@ NEVER = 1e15  # virtual seconds that count where the target was not reached
 
 CUTS = (0.25, 0.5)  # shares of the budget at which the worse half leaves
 LEAST = 2  # trials that stay then
-SLACK = 2.0  # times the best seconds to the target that a trial may take
+SLACK = 1.5  # times the best seconds to the target that a trial may take
 
 Rows = list[dict[str, Any]]
 
@@ -53,6 +53,7 @@ class Aim:
     metric: str = "accuracy"
     more: bool = True
     target: float | None = None
+    smooth: int = SMOOTH  # evaluations whose mean is to meet the target: SMOOTH or 1
 
     def value(self, rows: Rows) -> float | None:
         """The metric now: the mean of the last evaluations; more is better here."""
@@ -60,14 +61,16 @@ class Aim:
         return None if not seen else (1 if self.more else -1) * sum(seen) / len(seen)
 
     def seconds(self, rows: Rows) -> float | None:
-        """The virtual time to the target, between evaluations in a straight line; None where it was not reached."""
+        """The virtual time at which the mean of the last evaluations meets the target, in a straight line between two;
+        None where it never does. A single one meets it by chance at times, most of all where rates are high."""
         if self.target is None:
             return None
-        sign, before = (1 if self.more else -1), None
+        sign, before, seen = (1 if self.more else -1), None, list[float]()
         for row in rows:
-            now = row.get(self.metric)
-            if now is None:
+            if row.get(self.metric) is None:
                 continue
+            seen.append(row[self.metric])
+            now = sum(seen[-self.smooth :]) / len(seen[-self.smooth :])
             if sign * now >= sign * self.target:
                 if before is None or before[1] == now:
                     return float(row["virtual_seconds"])
@@ -102,7 +105,7 @@ def judging(experiment: Experiment, hold_out: float, aim: Aim) -> Experiment:
     if not limits:
         raise ConfigError(["until has no limit but the metric that is tuned; give a budget, e.g. virtual_seconds=10"])
     if aim.target is not None:
-        limits[aim.metric] = aim.target
+        limits[f"{aim.metric}_smoothed" if aim.smooth > 1 else aim.metric] = aim.target
     return replace(experiment, evaluate=looks, until=limits, targets=(), callbacks=(), engine="local")
 
 

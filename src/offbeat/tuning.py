@@ -32,9 +32,10 @@ WIDE = {"client_lr": (0.001, 3.0), "server_lr": (0.01, 3.0)}  # where rates are 
 GENERATION = 4  # trials that Optuna proposes at once
 OFFERS = 4  # for each of them
 GOOD = 4  # of so many trials Optuna takes one for good
-NEAR = 1.4  # times the best seconds to the target with the first seed that let a trial go on to the other seeds
+NEAR = 1.25  # times the best seconds to the target with the first seed that let a trial go on to the other seeds
 OTHER = 2.0  # times the best seconds with the first seed that the others may take, while nothing is known of them
 FINALISTS = 3
+CLOSE = 1.1  # times the best mean seconds that make a finalist
 APART = 1 / 50  # of a range, by powers: two trials are not nearer to one another, if Optuna offers others
 PARTS = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of the budget, for the first trials, until one of them reaches the target
 
@@ -124,10 +125,10 @@ def tune(
     """Look for the best options of every experiment's method, with the same budget (`until`, `trials`, `seeds`) each.
 
     `by` is any metric of the runs (None: the accuracy, or the loss), judged at the end of the budget or, with a
-    `target`, by the virtual time to it, on `hold_out` of every client's shard. The best few are run again with fresh
-    seeds. `out` keeps a ledger, from which `resume` goes on, and `tuned.toml`, which `offbeat compare --tuned`
-    takes. With `workers` so many heats of trials go on side by side on a Ray cluster (`address`, or one that is started
-    here).
+    `target`, by the virtual time until the mean of five evaluations meets it, on `hold_out` of every client's shard.
+    The best few are run again with fresh seeds. `out` keeps a ledger, from which `resume` goes on, and `tuned.toml`,
+    which `offbeat compare --tuned` takes. With `workers` so many heats of trials go on side by side on a Ray cluster
+    (`address`, or one that is started here).
     """
     if trials < 1 or not seeds:
         raise ConfigError([f"trials = {trials}, seeds = {list(seeds)}; give at least one of each"])
@@ -244,7 +245,7 @@ class MethodSearch:
             for place, more in zip(going, others, strict=True):
                 results[place] += more
             self.note(range(len(done), len(done) + len(options)), options, results, len(self.seeds))
-        finalists = self.complete()[:FINALISTS]
+        finalists = self.finalists()
         if len(finalists) > 1 and not self.ledger.trials(self.label, fresh=True):
             if self.tell is not None:
                 self.tell(self.label, self.trials - 1, self.trials)
@@ -334,6 +335,14 @@ class MethodSearch:
         there = [entry for entry in self.ledger.trials(self.label) if entry.score is not None]
         whole = [entry for entry in there if not entry.cut]
         return sorted(whole or there, key=lambda entry: (-len(entry.scores), -(entry.score or 0.0)))
+
+    def finalists(self) -> list[Entry]:
+        """The best few, if there is a doubt between them."""
+        few = self.complete()[:FINALISTS]
+        best = few[0].score if few else None
+        if best is None or self.aim.target is None or not self.aim.reached(best):
+            return few
+        return [entry for entry in few if entry.score is not None and entry.score >= CLOSE * best]
 
     def choice(self) -> tuple[Entry, float]:
         """The best trial and its score: the mean over all seeds, of those that were run with fresh ones."""
