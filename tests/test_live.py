@@ -65,6 +65,17 @@ def test_a_live_run_replays_event_for_event(name: str, tmp_path: Path) -> None:
                 act(live.out)
 
 
+def test_a_limit_on_seconds_ends_a_run_where_its_replay_ends(tmp_path: Path) -> None:
+    """Commits come faster than the server looks at its limits."""
+    with world(tmp_path, digits(FAMILIES["fedasync"]["method"], until={"virtual_seconds": 1.0}), plain=True) as live:
+        live.serve()
+        live.join_all()
+        result = live.result()["ok"]
+        assert result["ended"] == "virtual_seconds: the next commit comes after 1.0 s"
+        assert result["virtual_seconds"] <= 1.0
+        require_same(live, result["commits"])
+
+
 def test_killed_servers_and_clients_come_back(tmp_path: Path) -> None:
     """SCAFFOLD: what clients remember must survive too, or the model would not be the simulator's."""
     table = digits({"name": "scaffold", "n": 2, **SGD}, until={"commits": 12})

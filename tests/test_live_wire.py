@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from offbeat import keys
 from offbeat.live import wire
-from offbeat.live.journal import write_payload
-from offbeat.live.outlet import Arriving
+from offbeat.live.arriving import Arriving
 from offbeat.live.packets import Layout
 from offbeat.stages import STAGES
 
@@ -130,7 +129,7 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 def test_a_buffer_in_pieces() -> None:
     data = random.Random(0).randbytes(2 * wire.CHUNK_BYTES + 17)
-    incoming, back = wire.Incoming(len(data), len(data)), b""
+    incoming, back = wire.Incoming(len(data)), b""
     for piece in wire.chunks(memoryview(data)):
         back += incoming.add(wire.decode(wire.encode(piece)))
     assert back == data
@@ -139,11 +138,10 @@ def test_a_buffer_in_pieces() -> None:
 
 
 def test_pieces_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(wire.WireError, match="between 1 and 10"):
-        wire.Incoming(11, 10)
-    with pytest.raises(wire.WireError, match="between 1 and 10"):
-        wire.Incoming(0, 10)
-    incoming = wire.Incoming(10, 10)
+    for size in (0, 9, 11, 1 << 52):
+        with pytest.raises(wire.WireError, match="instead of 10"):
+            Arriving(wire.Prime(size), 10)
+    incoming = wire.Incoming(10)
     incoming.add(wire.Chunk(0, b"12345"))
     for offset, data in ((0, b"1"), (6, b"1"), (5, b"123456")):
         with pytest.raises(wire.WireError, match="of which 5"):
@@ -182,13 +180,14 @@ def test_a_gigabyte_passes_in_bounded_memory(tmp_path: Path) -> None:
         sent = mmap.mmap(file.fileno(), size)
     opening = wire.Update("run", 1, 0, 0, 1, size)
     tracemalloc.start()
-    arriving = Arriving(opening, size, tmp_path / "got")
+    arriving = Arriving(opening, size, tmp_path / "got.part")
     for piece in wire.chunks(memoryview(sent)):
         arriving.add(wire.decode(wire.encode(piece)))
-    assert arriving.incoming.problem(wire.End(wire.digest(sent))) is None
+    assert arriving.problem(wire.End(wire.digest(sent))) is None
+    arriving.store().rename(tmp_path / "kept")
+    arriving.discard()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    write_payload(tmp_path / "kept", arriving.buffer, tmp_path / "got")
     print(f"1 GiB with {most / 2**20:.1f} MiB of Python's memory at most")
     assert most < 8 << 20
     assert (tmp_path / "kept").stat().st_size == size

@@ -25,7 +25,7 @@ from offbeat.meters.theorems import THEOREMS
 from offbeat.runs.bands import Interval, interval
 from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
-from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, score_of, validation
+from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, require_judges, score_of
 from offbeat.tasks.task import Task
 
 CANDIDATES = (
@@ -103,7 +103,8 @@ def choose(
     candidates, dropped = admitted(first, methods, measured)
     if not candidates:
         raise ConfigError([f"{name}: {why}" for name, why in dropped.items()])
-    search = Search(first, target, validation(build(replace(first, method=candidates[0].method)).task), progress)
+    require_judges(replace(first, method=candidates[0].method))
+    search = Search(first, target, progress)
     search.open(candidates)
     for candidate in sorted(candidates, key=lambda one: one.score):
         search.climb(candidate, max(1, trials // 2))

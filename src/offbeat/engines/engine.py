@@ -21,6 +21,7 @@ from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
+from offbeat.engines.shown import Shown
 from offbeat.engines.solver import LocalSolver, Solver
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
@@ -28,7 +29,7 @@ from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method
 from offbeat.numerics.batch_norm import normalised
-from offbeat.numerics.evaluation import Figure, training_loss
+from offbeat.numerics.evaluation import training_loss
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
@@ -65,7 +66,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-class Engine:
+class Engine(Shown):
     """A server, a solver, and the updates between them. `commits(horizon)` yields as commits are made."""
 
     def __init__(
@@ -85,7 +86,7 @@ class Engine:
         self.crew, self.tiling = crew, tiling  # how waves are to be cut; None where they are, or never will be
         with self.settings:
             dtype = torch.float64 if precision == "float64" else torch.float32
-            model = task.flat_model(dtype, precision == "bf16").to(device)
+            model = self.flat = task.flat_model(dtype, precision == "bf16").to(device)
             method = self.method = normalised(method, model.statistics, model.rule)
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
@@ -103,10 +104,6 @@ class Engine:
             if method.what.prime is not None:
                 self.prime()
             self.looks = Looks(task, watch or Watch(), model, samples)
-
-    @property
-    def version(self) -> int:
-        return self.server.version
 
     @property
     def threads(self) -> int:
@@ -259,45 +256,15 @@ class Engine:
         )
 
     # ---- what a run shows -----------------------------------------------------------------------
-    def evaluate(self) -> dict[str, Any]:
-        """The metrics of the newest version."""
-        with self.settings, torch.no_grad():
-            return self.looks(self.server.state["model"])
-
-    @property
-    def figures(self) -> dict[str, Figure]:
-        """What each metric is."""
-        return self.looks.figures
-
-    def faults(self) -> dict[str, str]:
-        """What metrics said that failed."""
-        return dict(self.looks.faults.first)
-
-    def client_figures(self) -> dict[str, list[float | None]]:
-        """What the last evaluation found of each client."""
-        return self.looks.of_clients(len(self.server.sizes))
-
     def training_loss(self) -> float:
         """f at the newest version: the mean over clients of their mean losses."""
         with self.settings, torch.no_grad():
-            problem = self.solver.problem
-            return training_loss(problem.model, problem.samples, self.server.state["model"])
-
-    def finite(self) -> bool:
-        return bool(self.server.state["model"].isfinite().all())
-
-    def model(self) -> dict[str, Tensor]:
-        """The newest version by parameter name, as `load_state_dict` takes it; frozen ones too."""
-        flat = self.solver.problem.model
-        named = dict(flat.module.named_parameters()) | flat.views(self.server.state["model"])
-        return {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}
+            return training_loss(self.flat, self.solver.problem.samples, self.server.state["model"])
 
     def report(self) -> dict[str, Any]:
         """What a result says of how it was computed."""
-        cuda = self.device.type == "cuda"
         return {
-            "device": torch.cuda.get_device_name(self.device) if cuda else "cpu",
-            "precision": self.precision,
+            **self.machine(),
             "jobs_computed": self.jobs_computed,
             "waves": self.solver.waves,
             "mode": self.solver.mode,

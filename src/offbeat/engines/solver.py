@@ -245,8 +245,8 @@ class LocalSolver:
         while True:
             try:
                 outcome = self.way(starts, jobs)
-            except (RuntimeError, ValueError) as error:
-                if isinstance(error, torch.OutOfMemoryError) or self.rung == LADDER[-1]:
+            except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
+                if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:
                     raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self.change("rung", LADDER[LADDER.index(self.rung) + 1])

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from mmap import mmap
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from offbeat.assemble import Built
+from offbeat.errors import StorageError
+from offbeat.live.arriving import Arriving
 from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options
+from offbeat.live.intake import FOREIGN, Intake
 from offbeat.live.journal import write_payload
-from offbeat.live.sessions import FOREIGN, LiveServer, Session, jobs_in_hand
+from offbeat.live.live_server import LiveServer, jobs_in_hand
+from offbeat.live.sessions import Session
 from offbeat.live.wire import (
     Accepted,
     Began,
@@ -72,7 +76,7 @@ class ClusterServer(LiveServer):
                      for place, device in enumerate(cluster.members)}  # fmt: skip
         self.blocks: dict[int, Block] = {}
         self.addresses: dict[int, str] = {}
-        self.landing: set[asyncio.Future[None]] = set()  # means on their way to the disk
+        self.intake = ClusterIntake(self)
         self.called = {number: name for name, number in self.door.names.items()}
 
     def there(self, cluster: int) -> bool:
@@ -247,41 +251,6 @@ class ClusterServer(LiveServer):
             self.give_back(cluster)
 
     # ---- reports --------------------------------------------------------------------------------
-    def update_problem(self, session: Session, record: Update) -> Rejected | None:
-        cluster, place = self.home[session.client]
-        block, run = self.blocks.get(cluster), self.run
-        if record.run != self.run_id or record.epoch > run.epoch:
-            return self.rejected(session, record.job, "foreign", FOREIGN)
-        known = block is not None and tuple(block.job[1:]) == (record.job, record.version, record.steps)
-        if not known or block is None or place not in block.reporters or place in block.reports:
-            reason = run.guard.problem(Arrived(cluster, record.job, record.version, record.steps)) or "unknown"
-            run.guard.refuse(reason)
-            self.counts[reason] += 1
-            return Rejected(record.job, reason, False)
-        return self.content_problem(session, record)
-
-    def answer_refused(self, session: Session, refusal: Rejected) -> None:
-        if refusal.reason == "repeated":
-            self.submit([], (session, Accepted(refusal.job)))
-            return
-        session.outlet.say(refusal)
-        cluster = self.home[session.client].cluster
-        block = self.blocks.get(cluster)
-        late = refusal.again or refusal.reason in (FOREIGN, "late", "unknown")
-        if not late and block is not None and block.job.job == refusal.job:
-            self.give_back(cluster)
-
-    async def take_update(self, session: Session, record: Update, buffer: bytearray | mmap) -> None:
-        cluster, place = self.home[session.client]
-        update = self.run.sent.unpack(buffer, self.run.engine.device)
-        if (wrong := self.checks.problem(update, self.run.server.state["model"])) is not None:
-            self.answer_refused(session, self.rejected(session, record.job, *wrong))
-            return
-        block = self.blocks.get(cluster)
-        if block is not None and block.job.job == record.job and block.told:
-            block.reports[place] = update
-            self.complete(cluster)
-
     def complete(self, cluster: int) -> None:
         """All have finished, and all reports are in: the cluster's update is their mean."""
         block, run = self.blocks[cluster], self.run
@@ -293,17 +262,68 @@ class ClusterServer(LiveServer):
             mean = {name: share @ torch.stack([row[name] for row in rows]) for name in run.up.vectors}
         mean |= {name: torch.stack([row[name] for row in rows]).mean() for name in run.up.numbers}
         del self.blocks[cluster]
-        self.landing.add(task := asyncio.ensure_future(self.land(cluster, block, mean)))
-        task.add_done_callback(self.landing.discard)
+        self.start(self.land(cluster, block, mean))
 
     async def land(self, cluster: int, block: Block, mean: Vectors) -> None:
         run, event = self.run, Arrived(*block.job)
         buffer = run.up.pack(mean, lambda _: 0)
-        await asyncio.to_thread(write_payload, run.journal.payload(cluster, event.job), buffer)
-        if run.guard.problem(event) is not None or run.ended is not None:
-            run.guard.refuse(run.guard.problem(event) or "late")
+        part = run.journal.part()
+        try:
+            await asyncio.to_thread(write_payload, part, buffer)
+        except StorageError as error:
+            self.intake.unwritten(event.job, str(error))
+            self.give_back(cluster)
             return
+        if (reason := "late" if run.over() else run.guard.problem(event)) is not None:
+            run.guard.refuse(reason)
+            part.unlink()
+            return
+        os.replace(part, run.journal.payload(*event[:2]))
         self.counts["accepted"] += len(block.reporters)
         sessions = [self.sessions.get(self.each[cluster].members[place]) for place in block.reporters]
         answers = [(session, Accepted(event.job)) for session in sessions if session is not None]
         self.submit(run.arrive(event, mean), *answers)
+
+
+class ClusterIntake(Intake):
+    """Takes the reports of devices; the update of a cluster is on the disk when its last report is in."""
+
+    def __init__(self, server: ClusterServer) -> None:
+        super().__init__(server)
+        self.home, self.cluster_server = server.home, server
+
+    def problem(self, session: Session, record: Update) -> Rejected | None:
+        cluster, place = self.home[session.client]
+        block, run = self.cluster_server.blocks.get(cluster), self.run
+        if record.run != self.server.run_id or record.epoch > run.epoch:
+            return self.rejected(session, record.job, "foreign", FOREIGN)
+        known = block is not None and tuple(block.job[1:]) == (record.job, record.version, record.steps)
+        if not known or block is None or place not in block.reporters or place in block.reports:
+            reason = run.guard.problem(Arrived(cluster, record.job, record.version, record.steps)) or "unknown"
+            run.guard.refuse(reason)
+            self.counts[reason] += 1
+            return Rejected(record.job, reason, False)
+        return self.content_problem(session, record)
+
+    def answer(self, session: Session, refusal: Rejected) -> None:
+        if refusal.reason == "repeated":
+            self.server.submit([], (session, Accepted(refusal.job)))
+            return
+        session.outlet.say(refusal)
+        cluster = self.home[session.client].cluster
+        block = self.cluster_server.blocks.get(cluster)
+        late = refusal.again or refusal.reason in (FOREIGN, "late", "unknown")
+        if not late and block is not None and block.job.job == refusal.job:
+            self.cluster_server.give_back(cluster)
+
+    async def take(self, session: Session, arriving: Arriving) -> None:
+        cluster, place = self.home[session.client]
+        record, run = arriving.opening, self.run
+        update = run.sent.unpack(arriving.buffer, run.engine.device)
+        if (wrong := self.server.checks.problem(update, run.server.state["model"])) is not None:
+            self.answer(session, self.rejected(session, record.job, *wrong))
+            return
+        block = self.cluster_server.blocks.get(cluster)
+        if block is not None and block.job.job == record.job and block.told:
+            block.reports[place] = update
+            self.cluster_server.complete(cluster)

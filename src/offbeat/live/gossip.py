@@ -19,8 +19,8 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.live import transport
+from offbeat.live.arriving import Arriving
 from offbeat.live.jobs import Worker
-from offbeat.live.outlet import Arriving
 from offbeat.live.packets import Layout, model_layout
 from offbeat.live.wire import (
     Accepted,
@@ -91,13 +91,11 @@ class Gossiper:
                 await context.write(encode(Rejected(opening.job, f"'{name}' is no neighbour there", False)))
                 return
             arriving = Arriving(opening, self.layout.size)
-            if opening.size != self.layout.size:
-                raise WireError("a model of another size")
             while not transport.ended(frame := await asyncio.wait_for(context.read(), self.patience)):
                 record = decode(frame)
                 if isinstance(record, Chunk):
                     arriving.add(record)
-                elif isinstance(record, End) and arriving.incoming.problem(record) is None:
+                elif isinstance(record, End) and arriving.problem(record) is None:
                     self.mail[opening.job, opening.turn, opening.place] = arriving.buffer
                     self.news.set()
                     await context.write(encode(Accepted(opening.job)))

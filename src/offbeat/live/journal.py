@@ -7,8 +7,8 @@ commands that answer it stand in one transaction, so a journal never ends betwee
 
 from __future__ import annotations
 
+import itertools
 import json
-import mmap
 import os
 import queue
 import sqlite3
@@ -32,7 +32,7 @@ TABLES = f"""
     CREATE TABLE IF NOT EXISTS payloads (client INTEGER, job INTEGER, size INTEGER, PRIMARY KEY (client, job));
     CREATE TABLE IF NOT EXISTS clients (client INTEGER PRIMARY KEY, facts TEXT);
     CREATE TABLE IF NOT EXISTS metrics (number INTEGER PRIMARY KEY, facts TEXT);
-    CREATE TABLE IF NOT EXISTS waits (client INTEGER, job INTEGER, seconds REAL);
+    CREATE TABLE IF NOT EXISTS waits (client INTEGER, job INTEGER, seconds REAL, PRIMARY KEY (client, job));
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 """
 ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
@@ -59,6 +59,7 @@ class Journal:
             raise StorageError(f"{folder / FILE} cannot be used: {error}") from None
         self.count: int = self.base.execute("SELECT COUNT(*) FROM rows").fetchone()[0]
         self.work: queue.SimpleQueue[list[Work] | Future[None] | None] = queue.SimpleQueue()
+        self.parts = itertools.count()
         self.group: list[Work] = []  # what belongs together, and is not handed over yet
         self.failure: StorageError | None = None
         self.writer: threading.Thread | None = None
@@ -91,9 +92,9 @@ class Journal:
     def payload(self, client: int, job: int) -> Path:
         return self.folder / PAYLOADS / f"{client}-{job}.bin"
 
-    def spool(self, client: int) -> Path:
-        """Where a large payload lies while it comes."""
-        return self.folder / PAYLOADS / f"{client}.part"
+    def part(self) -> Path:
+        """Where a payload lies until the run has taken it; no two have the same place."""
+        return self.folder / PAYLOADS / f"{next(self.parts)}.part"
 
     def sample(self, client: int, job: int, kind: str) -> Path:
         return self.folder / SAMPLES / f"{client}-{job}.{kind}"
@@ -201,18 +202,13 @@ class StoredJournal:
             yield unflat((*row[:-1], None if row[-1] is None else json.loads(row[-1])))
 
 
-def write_payload(file: Path, data: bytes | bytearray | mmap.mmap, spool: Path | None = None) -> None:
-    """A file that is on the disk when this returns, but for its name in the folder. What lies in the file `spool`
-    already is moved."""
+def write_payload(file: Path, data: bytes | bytearray) -> None:
+    """A file that is on the disk when this returns, but for its name in the folder."""
     try:
-        if isinstance(data, mmap.mmap) and spool is not None:
-            data.flush()
-            sync(spool)
-            os.replace(spool, file)
-            return
         with file.open("wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:
+        file.unlink(missing_ok=True)
         raise StorageError(f"cannot write {file}: {reason(error)}") from None

@@ -20,7 +20,7 @@ from offbeat.errors import ConfigError, OffbeatError
 from offbeat.live.transport import loopback
 
 if TYPE_CHECKING:
-    from offbeat.live.sessions import LiveServer
+    from offbeat.live.live_server import LiveServer
 
 REQUEST = 8192  # bytes of an HTTP request that are read
 HTTP_SECONDS = 5.0

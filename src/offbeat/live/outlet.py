@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from offbeat.live.wire import Chunk, End, Incoming, chunks, digest, encode
+from offbeat.live.wire import End, chunks, digest, encode
 
-SPOOLED = 64 << 20  # bytes of a buffer above which it goes to the disk as it comes
 Buffer = bytes | bytearray | memoryview
 
 
@@ -83,23 +80,3 @@ class Outlet:
         """Write the records that wait, and no more."""
         self.ending = True
         self.wake.set()
-
-
-class Arriving:
-    """A buffer on its way in, with the record that opened it. A large one lies in the file `spool`, where it is given,
-    and not in memory."""
-
-    def __init__(self, opening: Any, limit: int, spool: Path | None = None) -> None:
-        self.opening = opening
-        self.incoming = Incoming(opening.size, limit)
-        self.buffer: bytearray | mmap.mmap
-        if spool is None or opening.size <= SPOOLED:
-            self.buffer = bytearray(opening.size)
-            return
-        with spool.open("w+b") as file:
-            file.truncate(opening.size)
-            self.buffer = mmap.mmap(file.fileno(), opening.size)
-
-    def add(self, chunk: Chunk) -> None:
-        data = self.incoming.add(chunk)
-        self.buffer[chunk.offset : chunk.offset + len(data)] = data

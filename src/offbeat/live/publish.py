@@ -25,7 +25,7 @@ from offbeat.runs.outcome import Outcome, client_rows
 from offbeat.runs.store import Store
 
 if TYPE_CHECKING:
-    from offbeat.live.sessions import LiveServer
+    from offbeat.live.live_server import LiveServer
 
 LIVE, JOBS = "live.json", "jobs.safetensors"
 

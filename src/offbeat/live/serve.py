@@ -14,11 +14,12 @@ from offbeat.assemble import Built, build
 from offbeat.config import Experiment
 from offbeat.errors import ConfigError, Interrupted, OffbeatError, StorageError
 from offbeat.live import transport
-from offbeat.live.conduct import Effect, Run, require_live
+from offbeat.live.admissible import require_live
+from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options as Options
 from offbeat.live.journal import FILE, Journal
+from offbeat.live.live_server import LiveServer
 from offbeat.live.publish import publish
-from offbeat.live.sessions import LiveServer
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
 from offbeat.runs.manifest import Manifest, read_manifest
@@ -92,8 +93,8 @@ def served(
             run.server.sizes = sizes
         if journal.count:
             effects = run.restore()
-        elif (state := journal.fact("state")) is not None:
-            run.read_state(state)  # primed, and not begun
+        else:
+            run.states.read()  # primed, perhaps, and not begun
         journal.start()
         journal.set_fact("epoch", run.epoch)
         journal.set_fact("config", manifest.config_digest)
@@ -104,13 +105,17 @@ def served(
             raise server.failure
         if run.ended is None:
             journal.flush()
-            run.write_state(wait=True)
+            run.states.write(run.packets, wait=True)
             raise Interrupted(
                 f"stopped; `offbeat serve` with --out {path} goes on, and clients come back by themselves"
             )
-        run.disk.shutdown()
+        run.states.close()
         journal.close()
-        return publish(server, path, lock, manifest)
+        outcome = publish(server, path, lock, manifest)
+        if run.failure is not None:
+            run.failure.outcome = outcome
+            raise run.failure
+        return outcome
     finally:
         journal.close()
         if progress is not None:

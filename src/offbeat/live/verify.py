@@ -8,7 +8,7 @@ shards are at hand where the experiment's own task gives every client the sample
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +146,17 @@ def recomputed(built: Built, path: Path) -> tuple[int, float | None]:
 
 
 def whole_run(built: Built, stored: Stored, tolerance: float | None) -> Distance:
-    """The run computed again from its trace, by the simulator's engine."""
-    experiment, rows = built.experiment, stored.rows()
+    """The run computed again from its trace, by the simulator's engine, up to the commit that it ended with: whatever
+    ended it, the two models have to be of one version."""
+    rows = stored.rows()
     last = rows.last_begins()
+    commits = len(last) - 1
+    experiment = replace(built.experiment, until={"commits": commits})
+    built = replace(built, experiment=experiment)
     driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"), last)
-    engine = built.engine()
-    outcome: Outcome = go(
-        experiment, built, engine, built.horizon(driver, last=len(last) - 1), built.account(), None, None
-    )
+    outcome: Outcome = go(experiment, built, built.engine(), built.horizon(driver), built.account(), None, None)
+    if outcome.commits != commits:
+        raise OffbeatError(f"the trace in {stored.path} has {commits} commits; {outcome.commits} could be made again")
     near = TOLERANCES[experiment.precision] if tolerance is None else tolerance
     reason = ("jobs were computed by clients, one by one",)
     model, metrics = read_model(stored.path), read_metrics(stored.path)

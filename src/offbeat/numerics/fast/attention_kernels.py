@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
 from offbeat.numerics.fast.kernels import precision, up
 
 
@@ -27,7 +28,7 @@ def weighed(q, keys, t, s, scale, T: tl.constexpr, S: tl.constexpr, CAUSAL: tl.c
     return tl.where(seen, scores, float("-inf"))
 
 
-@triton.jit
+@kernel("out", "levels")
 def attend(q, k, v, out, levels, qn, qb, qh, qt, kn, kb, kh, ks, vn, vb, vh, vs, B, H, scale, T: tl.constexpr,
            S: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr,
            BS: tl.constexpr, BD: tl.constexpr):  # fmt: skip
@@ -50,7 +51,7 @@ def attend(q, k, v, out, levels, qn, qb, qh, qt, kn, kb, kh, ks, vn, vb, vh, vs,
     tl.store(levels + row * T + t, most + tl.log(total), t < T)
 
 
-@triton.jit
+@kernel("gq", "gk", "gv")
 def slopes(q, k, v, out, levels, g, gq, gk, gv, qn, qb, qh, qt, kn, kb, kh, ks, vn, vb, vh, vs, gn, gb, gh, gt, B, H,
            scale, T: tl.constexpr, S: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
            BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr):  # fmt: skip

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
 from offbeat.numerics.fast.kernels import images
 from offbeat.numerics.fast.places import Places, into
 
@@ -20,7 +21,7 @@ FEW = 8  # pixels that a program takes at once to all taps of a filter
 SLICES = 256  # pixels whose shares of a filter's gradient one program adds up
 
 
-@triton.jit
+@kernel("out")
 def spread(x, w, bias, out, batch, xb, xc, xh, xw, H, W, OH, OW, wn, bn, C: tl.constexpr, KH: tl.constexpr,
            KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BIAS: tl.constexpr,
            PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
@@ -41,7 +42,7 @@ def spread(x, w, bias, out, batch, xb, xc, xh, xw, H, W, OH, OW, wn, bn, C: tl.c
     tl.store(out + (row * OH * OW + pixel) * C + c, total, (high < OH) & (c < C))
 
 
-@triton.jit
+@kernel("out")
 def gather(g, w, out, batch, gb, gc, gh, gw, H, W, OH, OW, wn, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
            SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, PIXELS: tl.constexpr,
            CHANNELS: tl.constexpr):  # fmt: skip
@@ -62,7 +63,7 @@ def gather(g, w, out, batch, gb, gc, gh, gw, H, W, OH, OW, wn, C: tl.constexpr, 
     tl.store(out + (row * H * W + pixel) * C + c, total, (high < H) & (c < C))
 
 
-@triton.jit
+@kernel("out", "shifts")
 def filters(x, g, out, shifts, xb, xc, xh, xw, gb, gc, gh, gw, H, W, OH, OW, parts, C: tl.constexpr, KH: tl.constexpr,
             KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
             BIAS: tl.constexpr, SLICES: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr, PIXELS: tl.constexpr,

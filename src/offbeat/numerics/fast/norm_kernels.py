@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
 from offbeat.numerics.fast.places import Places, into
 
 ROWS = 16  # rows whose shares of a scale's gradient one program adds up
 
 
-@triton.jit
+@kernel("out", "mean", "scale")
 def forward(x, weight, bias, out, mean, scale, rows, wn, bn, eps, D: tl.constexpr, BIAS: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -32,7 +33,7 @@ def forward(x, weight, bias, out, mean, scale, rows, wn, bn, eps, D: tl.constexp
     tl.store(scale + row, s)
 
 
-@triton.jit
+@kernel("gx", "gw", "gb")
 def backward(x, weight, g, mean, scale, gx, gw, gb, rows, parts, wn, D: tl.constexpr, BIAS: tl.constexpr,
              ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program takes some rows of one client: their slopes, and their shares of the slopes of scale and shift."""
@@ -99,8 +100,8 @@ def rows_of(t: Tensor) -> Tensor:
 
 
 # ---- groups of channels -------------------------------------------------------------------------
-RUN = 16  # channels that a program takes at least where they lie beside each other, so that it reads whole runs
-TILE = 8192  # numbers that a program holds
+RUN = 32  # channels that a program takes at least where they lie beside each other, so that it reads whole runs
+TILE = 16384  # numbers that a program holds
 
 
 @triton.jit
@@ -110,7 +111,7 @@ def of_group(v, GROUPS: tl.constexpr, SIZE: tl.constexpr):
     return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, SIZE)), (GROUPS * SIZE, 1))
 
 
-@triton.jit
+@kernel("out", "mean", "scale")
 def group_forward(x, weight, bias, out, mean, scale, batch, xb, xc, xp, ob, oc, op, wn, bn, eps, C: tl.constexpr,
                   P: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
@@ -143,7 +144,7 @@ def group_forward(x, weight, bias, out, mean, scale, batch, xb, xc, xp, ob, oc, 
     tl.store(scale + place, s, held & (c % GROUP == 0))
 
 
-@triton.jit
+@kernel("gx", "gw", "gb")
 def group_backward(x, weight, g, mean, scale, gx, gw, gb, batch, xb, xc, xp, sb, sc, sp, ob, oc, op, wn,
                    C: tl.constexpr, P: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr,
                    BP: tl.constexpr):  # fmt: skip

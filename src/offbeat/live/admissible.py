@@ -1,0 +1,37 @@
+"""Which experiments can run live."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from offbeat.assemble import Built
+from offbeat.errors import OffbeatError
+from offbeat.numerics.batch_norm import tracking
+from offbeat.numerics.windows import Windows
+
+
+def require_live(built: Built) -> None:
+    """Refuses an experiment that cannot run live: which part, and why."""
+    found = []
+    experiment, when = built.experiment, built.method.when
+    if built.method.what.lossless:
+        found.append(
+            f"{built.method.name}: saving needs every finished update exactly, and live clients may lose theirs; leave "
+            "out saving"
+        )
+    if built.hybrid is not None and (built.hybrid.edge or not built.hybrid.server):
+        what = "an edge server inside each cluster" if built.hybrid.edge else "no server at all"
+        found.append(f"{built.method.name} has {what}, which does not run live; hl-sgd does")
+    if not hasattr(when, "conductor"):
+        found.append(f"{built.method.name}: its policy cannot be conducted")
+    if not isinstance(experiment.method, str | dict):
+        found.append(
+            f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "
+            "name it: a table with a name, or module:function"
+        )
+    if tracking(built.task.model):
+        found.append("the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm")
+    if not all(isinstance(side, Tensor | Windows) for side in built.task.training):
+        found.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")
+    if found:
+        raise OffbeatError("; ".join(f"this experiment cannot run live: {problem}" for problem in found))
