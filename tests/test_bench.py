@@ -132,7 +132,7 @@ def test_facts_name_device_versions_and_commit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    assert items.found("no-such-package-as-this") is None
+    assert items.version_of("no-such-package-as-this") is None
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import stat
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from offbeat.errors import ConfigError, OffbeatError, StorageError
-from offbeat.live import certificates
+from offbeat.live import certificates, transport
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -72,3 +73,14 @@ def test_without_the_cas_key_nothing_is_made(tmp_path: Path) -> None:
         certificates.make(tmp_path, ["b"])
     with pytest.raises(OffbeatError, match="only who has the CA's key"):
         certificates.revoke(tmp_path, "a")
+
+
+def test_a_clock_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates.make(tmp_path, ["a"])
+    keys = transport.Keys(tmp_path, "a")
+    keys.require_current()
+    real = certificates.now
+    for days, name in ((-1, "ca.pem"), (400, "a.pem")):
+        monkeypatch.setattr(certificates, "now", lambda days=days: real() + timedelta(days=days))
+        with pytest.raises(OffbeatError, match=f"{name} counts from .* this machine's clock says .*; set the clock"):
+            keys.require_current()

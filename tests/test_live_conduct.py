@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import torch
 
 from live_world import digits
 from offbeat import Experiment, build
+from offbeat.errors import BadNumbers
 from offbeat.live.conduct import Run
+from offbeat.live.door import Options
 from offbeat.live.journal import Journal, write_payload
+from offbeat.live.live_server import LiveServer
+from offbeat.live.outlet import Outlet
+from offbeat.live.sessions import Session
+from offbeat.live.transport import Peer
+from offbeat.live.wire import Accepted, End, Update, chunks, digest
 from offbeat.records import Arrived, Begun, Commit, Finished
 
 FEDASYNC = {"name": "fedasync", "local_steps": 2, "client_lr": 0.1}
@@ -88,3 +96,76 @@ def test_a_run_that_ended_and_was_killed_before_it_said_so_has_ended(tmp_path: P
     again = Alone(tmp_path, **table)
     assert again.run.ended == ended
     assert torch.equal(again.run.server.state["model"], alone.run.server.state["model"])
+
+
+def test_a_model_of_no_use_ends_the_run_and_is_kept(tmp_path: Path) -> None:
+    table = {"until": {"commits": 50}, "evaluate": {"every_commits": 1}}
+    alone = Alone(tmp_path, **table)
+    alone.begin()
+    alone.start()
+    alone.land(float("inf"))
+    assert isinstance(alone.run.failure, BadNumbers)
+    assert alone.run.over()
+    alone.killed()
+    again = Alone(tmp_path, **table).run
+    assert again.ended == alone.run.ended
+    assert isinstance(again.failure, BadNumbers)
+
+
+def test_a_full_disk_is_cleared_of_what_went_into_commits(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    alone.begin()
+    for _ in range(3):
+        alone.update()
+    alone.run.durable().result()
+    assert len(list((tmp_path / "payloads").iterdir())) == 3
+    alone.run.make_room()
+    alone.run.states.close()
+    assert not list((tmp_path / "payloads").iterdir())
+    alone.journal.close()
+    again = Alone(tmp_path).run
+    assert torch.equal(again.server.state["model"], alone.run.server.state["model"])
+
+
+def test_a_sampled_job_that_begins_again_has_its_new_start(tmp_path: Path) -> None:
+    run = Alone(tmp_path).run
+    run.packets = {0: bytearray(b"old"), 1: bytearray(b"new")}
+    start = run.journal.sample(0, 0, "start")
+    for version, kept in ((0, b"old"), (1, b"new")):
+        run.sample(Begun(0, 0, version, 2))
+        assert start.read_bytes() == kept
+    run.sample(Begun(0, 0, 7, 2))  # a version that is not at hand any more
+    assert not run.sampled
+    assert not start.exists()
+
+
+def test_two_updates_for_one_job_at_once_are_one(tmp_path: Path) -> None:
+    """A client was cut off, came back and sent its update again, while the first was on its way to the disk."""
+    alone = Alone(tmp_path)
+    alone.begin()
+    alone.start()
+    run = alone.run
+
+    async def main() -> list[Any]:
+        server = LiveServer(alone.built, run, Options(), "run")
+        answers: list[Any] = []
+        works = []
+        for value in (0.01, 0.02):
+            session = Session(0, "", Peer(None, 0, None, ""), Outlet(lambda frame: asyncio.sleep(0)))
+            buffer = bytes(run.up.pack({n: torch.full((run.up.dimension,), value) for n in run.up.vectors}, int))
+            opening = Update("run", run.epoch, *alone.begun[1:], len(buffer))
+            server.intake.open(session, opening)
+            for piece in chunks(memoryview(buffer)):
+                server.intake.add(session, piece)
+            works.append(server.intake.end(session, End(digest(buffer))))
+        await asyncio.gather(*works)
+        while not server.outgoing.empty():
+            answers += [answer for _, answer in server.outgoing.get_nowait()[2]]
+        return answers
+
+    assert asyncio.run(main()) == [Accepted(0), Accepted(0)]
+    assert run.commits == 1
+    assert [file.name for file in (tmp_path / "payloads").iterdir()] == ["0-0.bin"]
+    alone.killed()
+    again = Alone(tmp_path).run
+    assert torch.equal(again.server.state["model"], run.server.state["model"])

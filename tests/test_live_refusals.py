@@ -52,8 +52,8 @@ class Wanderer:
         return got
 
 
-def hello(client: int = -1) -> bytes:
-    return wire.encode(wire.Hello(wire.PROTOCOL, "test", client, ""))
+def hello(client: int = -1, process: str = "") -> bytes:
+    return wire.encode(wire.Hello(wire.PROTOCOL, "test", client, process))
 
 
 def health(port: int) -> dict[str, Any]:
@@ -191,6 +191,23 @@ def test_what_is_wrong_with_an_update_is_refused_and_counted(tmp_path: Path) -> 
         assert told == {"foreign": 2, "not finite": 1, "norm": 1, "size": 1}
 
 
+def test_who_comes_again_is_the_same_or_is_kept_out(tmp_path: Path) -> None:
+    """Two processes with one certificate, a shard that has changed, a certificate that is revoked meanwhile."""
+    with world(tmp_path, TABLE, start_with=2) as live:
+        live.serve()
+        one, other = Cheat(live, 0), Cheat(live, 1)
+        (refused,) = Wanderer(live, live.keys, "client-0").say(hello(process="another"))
+        assert "another process of this client is connected" in refused.reason
+        assert not refused.final
+        assert isinstance(one.begin(0), wire.Order)  # the first one keeps its place
+        ready = wire.Ready(one.welcome.model, 10, "other samples", [], -1, "")
+        answers = Wanderer(live, live.keys, "client-0").say(hello(), wire.encode(ready), answers=2)
+        assert "the shard has changed: 10 samples as before" in answers[1].reason
+        assert answers[1].final
+        certificates.revoke(live.keys, "client-1")
+        assert other.hear(wire.Refused).reason == "this certificate was revoked"
+
+
 def test_a_full_disk_takes_no_updates_and_loses_nothing(tmp_path: Path) -> None:
     table = digits({"name": "fedbuff", "buffer_size": 2, "local_steps": 2, "client_lr": 0.1}, until={"commits": 3})
     with world(tmp_path, table, limits={"reserve_mib": 1e12}) as live:
@@ -224,6 +241,17 @@ def test_a_shard_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     for given, said in (("nowhere.npz", "no such file"), (str(tmp_path), "no npz"), ("nowhere:f", "no module")):
         with pytest.raises(ConfigError, match=said):
             read_shard(given)
+    assert "Python objects, which are never loaded" in refusal(np.array([{}] * 5, dtype=object), np.arange(5))
+    assert "has whole numbers; the task has floats there; scale them" in refusal(x.astype(np.uint8), np.arange(5))
+    for kind in (np.uint8, np.int32, np.uint64):
+        np.savez(tmp_path / "shard.npz", x=x, y=np.arange(5, dtype=kind))
+        fits = Worker(0, 3, config, facts, read_shard(str(tmp_path / "shard.npz")), "cpu")
+        assert fits.shard.y.dtype == torch.int64
+        fits.rehearse()
+    whole = (tmp_path / "shard.npz").read_bytes()
+    (tmp_path / "shard.npz").write_bytes(whole[:200])
+    with pytest.raises(ConfigError, match="no npz with x and y"):
+        read_shard(str(tmp_path / "shard.npz"))
     np.savez(tmp_path / "other.npz", z=x)
     with pytest.raises(ConfigError, match="must have the arrays x and y"):
         read_shard(str(tmp_path / "other.npz"))

@@ -88,21 +88,21 @@ def opening(experiment: Experiment, method: str, plan: Plan, counsels: Mapping[s
     given = built.experiment.table()["method"]
     server = next((name for name in ("server_lr", "beta") if name in given), None)
     run = f"{method} with {written(server, plan.client_lr or 0.0, plan.server_lr)} and {plan.local_steps} local steps"
-    asked = {name: counsel for name, counsel in counsels.items() if counsel.own and counsel.own.conditions}
-    if not asked:
+    askable = {name: counsel for name, counsel in counsels.items() if counsel.own and counsel.own.conditions}
+    if not askable:
         why = "; ".join(dict.fromkeys(text for counsel in counsels.values() for text in counsel.refused))
         return f"{run}: no theorem can be asked here{f' ({why})' if why else ''}"
-    for name, counsel in asked.items():
+    for name, counsel in askable.items():
         if counsel.yours is not None and not counsel.yours.failing:
             return f"{run}: go ahead, {name} covers these rates over {plan.commits} commits"
-    for name, counsel in asked.items():
+    for name, counsel in askable.items():
         own = counsel.own
         if own is None or own.failing:
             continue
         rates = f"--set method.client_lr={own.client_lr:.3g}"
         rates += f" --set method.{server}={own.server_lr:.3g}" if server else ""
         return f"{run} {beyond(name, counsel.yours)}. Covered is {rates}; beyond that it is experience, not theory"
-    name, counsel = min(asked.items(), key=lambda pair: len(pair[1].own.failing) if pair[1].own else 99)
+    name, counsel = min(askable.items(), key=lambda pair: len(pair[1].own.failing) if pair[1].own else 99)
     assert counsel.own is not None
     rest = "; ".join(remedy(condition) for condition in counsel.own.failing)
     return f"{run}: no rates satisfy {name} here; to get there, {rest}"

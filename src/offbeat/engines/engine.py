@@ -22,7 +22,7 @@ from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
-from offbeat.engines.solver import LocalSolver
+from offbeat.engines.solver import LocalSolver, Solver
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
@@ -94,7 +94,7 @@ class Engine(Shown):
             self.spec = Spec(problem, blocks, precision, mode, memory_gib, client_memory, rows)
             members = None if blocks is None else blocks.members
             self.server = Server(method, model.initial(), seed, samples.sizes, members, client_memory)
-            self.solver: Any
+            self.solver: Solver
             if tiling is not None and not tiling["since"]:
                 self.solver, self.tiling = TileSolver(problem, self.spec, crew, tiling), None
             else:
@@ -141,8 +141,7 @@ class Engine(Shown):
     def solve(self, jobs: Sequence[Begun]) -> Outcome:
         """What these jobs come to, from the versions that the server has."""
         with self.settings:
-            outcome: Outcome = self.solver.solve(self.server.versions, jobs)
-            return outcome
+            return self.solver.solve(self.server.versions, jobs)
 
     def compute(self, horizon: Horizon, jobs: list[Begun], step: Step) -> None:
         """Ask for a wave; while it is computed, the schedule goes on."""
@@ -171,19 +170,18 @@ class Engine(Shown):
         plans = []
         for ahead, planned in enumerate((step, *horizon.steps)):
             names = planned.commit.jobs
-            cohort = [begun.get(name) or horizon.wanted.get(name) for name in names]
-            known = [job for job in cohort if job is not None]
-            if len(known) < len(cohort) or not any(job in known for job in jobs):
+            known = [job for name in names if (job := begun.get(name) or horizon.wanted.get(name)) is not None]
+            if len(known) < len(names) or not any(job in known for job in jobs):
                 continue
             staleness = [version + ahead - job.version for job in known]
-            told = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
-            plans.append(Plan(version + ahead, names, rule.weights(told)))
+            cohort = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
+            plans.append(Plan(version + ahead, names, rule.weights(cohort)))
         return plans
 
     def answer(self) -> Answer:
         """The next answer, whichever it is."""
         with self.settings:
-            answer: Answer | None = self.solver.collect()
+            answer = self.solver.collect()
         if answer is None:
             first = next(iter(self.awaited.values()))
             raise OffbeatError(

@@ -224,6 +224,17 @@ def read(file: Path) -> x509.Certificate:
         raise StorageError(f"{file} is no certificate: {error}") from None
 
 
+def require_current(file: Path) -> None:
+    """Refuses a certificate that does not count now, by this machine's clock."""
+    one = read(file)
+    begin, end = one.not_valid_before_utc, one.not_valid_after_utc
+    if not begin <= now() < end:
+        raise OffbeatError(
+            f"{file} counts from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{now():%Y-%m-%d %H:%M}; set the clock, or renew the certificate"
+        )
+
+
 def text(file: Path) -> bytes:
     return read(file).public_bytes(serialization.Encoding.PEM)
 

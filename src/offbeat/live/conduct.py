@@ -316,6 +316,11 @@ class Run:
             self.states.write(self.packets)  # behind the rows of its commits
         return barrier
 
+    def make_room(self) -> None:
+        """Write the state now: the payloads that went into it go."""
+        if self.states.consumed:
+            self.states.write(self.packets)
+
     def note_end(self) -> None:
         until = self.built.experiment.until
         if self.ended is None and self.commits >= until.get("commits", math.inf):

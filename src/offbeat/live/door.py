@@ -50,16 +50,16 @@ class Door:
         self.names = options.names(clients)
         self.turned_away: Counter[str] = Counter()  # connections, by reason
         self.revoked: set[int] = set()
-        self.read_at = 0.0
+        self.seen: tuple[int, int] | None = None  # the list as it was read: when it was written, and which file
 
     def look(self) -> None:
         """Read the list of revoked certificates when it changes."""
         if self.options.keys is None:
             return
         file = self.options.keys.folder / "revoked.pem"
-        changed = file.stat().st_mtime if file.exists() else 0.0
-        if changed != self.read_at:
-            self.revoked, self.read_at = certificates.revoked(self.options.keys.folder), changed
+        seen = (file.stat().st_mtime_ns, file.stat().st_ino) if file.exists() else None
+        if seen != self.seen:
+            self.revoked, self.seen = certificates.revoked(self.options.keys.folder), seen
 
     def problem(self, peer: transport.Peer) -> str | None:
         """What is wrong with a certificate that once was good."""

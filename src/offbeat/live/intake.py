@@ -117,7 +117,8 @@ class Intake:
         return None
 
     def unwritten(self, job: int, reason: str) -> Rejected:
-        """No room for an update: it is not taken, and its client keeps it."""
+        """No room for an update: it is not taken, and its client keeps it. What can go from the disk, goes."""
+        self.run.make_room()
         self.counts["disk_full"] += 1
         log.error("the disk is full", extra={"facts": {"why": reason}})
         return Rejected(job, "the server's disk is full; it takes no updates until there is room", True)

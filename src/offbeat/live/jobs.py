@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -58,7 +60,7 @@ class Shard:
     @property
     def digest(self) -> str:
         whole = hashlib.sha256()
-        for values in (self.x, self.y):
+        for values in map(whole_numbers, (self.x, self.y)):
             whole.update(f"{values.dtype} {tuple(values.shape)};".encode())
             whole.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return whole.hexdigest()
@@ -97,7 +99,7 @@ def read_shard(data: str) -> Shard | None:
         _, function = registry.load("shard", data, data)
         return shard_of(data, function())
     try:
-        with np.load(data, allow_pickle=False) as file:
+        with Path(data).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if not {"x", "y"} <= set(file.files):
                 raise ConfigError([f"--data {data} has {', '.join(file.files)}; it must have the arrays x and y"])
             return Shard(torch.from_numpy(file["x"].copy()), torch.from_numpy(file["y"].copy()))
@@ -105,8 +107,9 @@ def read_shard(data: str) -> Shard | None:
         raise ConfigError(
             [f"--data {data}: there is no such file; give an npz with x and y, or module:function"]
         ) from None
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        raise ConfigError([f"--data {data} is no npz with x and y: {error}"]) from None
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+        why = "it holds Python objects, which are never loaded; save plain arrays" if "pickle" in str(error) else error
+        raise ConfigError([f"--data {data} is no npz with x and y: {why}"]) from None
 
 
 def shard_of(where: str, given: Any) -> Shard:
@@ -121,6 +124,11 @@ def shard_of(where: str, given: Any) -> Shard:
         return Shard(*read(given))
     except Exception as error:
         raise ConfigError([f"{where} gives {type(given).__name__}; it must give (x, y) or a Task: {error}"]) from None
+
+
+def whole_numbers(values: Tensor) -> Tensor:
+    """Labels and tokens are int64, whatever kind of whole number they were stored as."""
+    return values if values.is_floating_point() or values.is_complex() else values.to(torch.int64)
 
 
 # ---- an experiment ------------------------------------------------------------------------------
@@ -153,7 +161,8 @@ class Worker:
         self.experiment = Experiment.of(wanted)
         self.method: Method = build_method(self.experiment.method)
         own = shard or self.own_part()
-        self.shard = Shard(*read((own.x, own.y)), *self.model_and_loss(own, facts))
+        x, y = (whole_numbers(values) for values in read((own.x, own.y)))
+        self.shard = Shard(x, y, *self.model_and_loss(own, facts))
         self.check(facts)
         self.device = pick_device(device)
         self.settings = Settings(self.experiment.precision, self.device, cores())
@@ -220,8 +229,9 @@ class Worker:
                 found.append(f"the shard's {name} has samples of shape {list(values.shape[1:])}; the task has {wanted}")
         for name, values, floats in (("x", x, facts["floating"]), ("y", y, not facts["labels"])):
             if values.is_floating_point() != floats:
-                kind = "floats" if floats else "whole numbers"
-                found.append(f"the shard's {name} has the type {values.dtype}; the task has {kind} there")
+                kinds = ["whole numbers", "floats"]
+                advice = "; scale them as the server's task does, and give float32" if floats else ""
+                found.append(f"the shard's {name} has {kinds[not floats]}; the task has {kinds[floats]} there{advice}")
         if found := found or data_problems("shard", x, y, model):
             raise ConfigError(found)
 

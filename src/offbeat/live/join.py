@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpc import aio
 
@@ -19,6 +19,7 @@ from offbeat.errors import Interrupted, OffbeatError
 from offbeat.live import transport
 from offbeat.live.arriving import Arriving
 from offbeat.live.gossip import Gossiper, Vanished
+from offbeat.live.hand import Hand, Work
 from offbeat.live.jobs import Shard, Worker, read_shard, shard_of
 from offbeat.live.outlet import Outlet
 from offbeat.live.wire import (
@@ -58,15 +59,6 @@ FIRST, LONGEST = 0.2, 15.0  # seconds between two attempts to connect: at first,
 ANSWER = 20.0  # seconds that a server has to answer a first word
 
 
-class Work(NamedTuple):
-    """What lies in the receive buffer."""
-
-    version: int
-    steps: int
-    packet: bytearray
-    since: float
-
-
 class Client:
     """One client, over as many connections as it takes."""
 
@@ -84,15 +76,8 @@ class Client:
         self.gossiper: Gossiper | None = None
         self.plan: Gossip | None = None  # of the cluster's job that comes next
         self.worker: Worker | None = None
-        self.run_id, self.epoch, self.client, self.number = "", 0, -1, 0
-        self.holds = self.overlaps = False
-        self.inbox: Work | None = None
-        self.seen = self.delivered = -1  # versions: trained from, and known to the server
-        self.current: Begun | None = None
-        self.epochs: dict[int, int] = {}
-        self.outbox: tuple[Begun, bytes] | None = None  # the send buffer, where there is one
-        self.asked = False
-        self.unheard: dict[int, tuple[Begun, bytes]] = {}  # sent, and not answered yet
+        self.run_id, self.epoch, self.client = "", 0, -1
+        self.hand = Hand(False, False)  # until the server says
         self.known = -1  # the last finished job that the server has on record, as far as it said
         self.outlet: Outlet | None = None
         self.changed = asyncio.Event()
@@ -122,8 +107,9 @@ class Client:
                     break
                 if time.monotonic() - contact > self.patience:
                     raise OffbeatError(
-                        f"{self.address} was not there for {self.patience:.0f} s ({reason}); is the server running, "
-                        "and does it know this client's certificate?"
+                        f"{self.address} was not there, or did not let this client in, for {self.patience:.0f} s "
+                        f"({reason}); is the server running, does it know this client's certificate, and is the clock "
+                        "of this machine right?"
                     )
                 log.info("cut off", extra={"facts": {"reason": reason, "again_in": delay}})
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -194,64 +180,47 @@ class Client:
     # ---- coming in ------------------------------------------------------------------------------
     async def enter(self, welcome: Welcome) -> None:
         if self.worker is None or welcome.run != self.run_id:
-            self.forget()
-            try:
-                self.worker = await asyncio.to_thread(
-                    Worker, welcome.client, welcome.clients, welcome.config, welcome.facts, self.shard, self.device,
-                    self.code, self.local_steps, self.state,
-                )  # fmt: skip
-            except OffbeatError as error:
-                self.refused = None
-                raise ClientCannot(str(error)) from None
-            await asyncio.to_thread(self.worker.rehearse)
-            if self.worker.digest != welcome.model:
-                raise ClientCannot(
-                    "the model here differs from the server's: its parameters have other names, shapes or types"
-                )
-            self.run_id, self.client = welcome.run, welcome.client
-            self.holds, self.overlaps = self.worker.method.when.holds, self.worker.method.when.overlaps
-            if self.worker.recall(welcome.run) and (kept := self.worker.kept) is not None:
-                if self.holds:
-                    self.outbox = kept
-                else:
-                    self.unheard[kept[0].job] = kept
-        self.heartbeat, self.lease = welcome.heartbeat, welcome.lease
+            await self.begin_run(welcome)
+        assert self.worker is not None
+        self.heartbeat, self.lease, self.epoch = welcome.heartbeat, welcome.lease, welcome.epoch
         if self.worker.method.when.speaks_of == "clusters" and self.gossiper is None and self.listening is not None:
             self.gossiper = Gossiper(self.keys, self.lease)
             self.reached_at = await self.gossiper.listen(self.listening)
-        for job in self.held():
-            if job[0] not in welcome.held:
-                self.epochs[job[0]] = welcome.epoch
-        self.epoch = welcome.epoch
+        self.hand.connected(welcome)
         self.know(welcome.finished)
-        self.number = max([welcome.number, *(job[0] + 1 for job in self.held())])
 
-    def forget(self) -> None:
-        """Another run: nothing of the old one counts."""
-        self.inbox = self.current = self.outbox = None
-        self.seen = self.delivered = self.known = -1
-        self.asked = False
-        self.unheard.clear()
-        self.epochs.clear()
+    async def begin_run(self, welcome: Welcome) -> None:
+        """A run that this client has not seen: nothing of another one counts."""
+        try:
+            worker = await asyncio.to_thread(
+                Worker, welcome.client, welcome.clients, welcome.config, welcome.facts, self.shard, self.device,
+                self.code, self.local_steps, self.state,
+            )  # fmt: skip
+        except OffbeatError as error:
+            raise ClientCannot(str(error)) from None
+        await asyncio.to_thread(worker.rehearse)
+        if worker.digest != welcome.model:
+            raise ClientCannot(
+                "the model here differs from the server's: its parameters have other names, shapes or types"
+            )
+        self.worker, self.run_id, self.client, self.known = worker, welcome.run, welcome.client, -1
+        self.hand = Hand(worker.method.when.holds, worker.method.when.overlaps)
+        if worker.recall(welcome.run) and worker.kept is not None:
+            self.hand.keep(worker.kept)
 
     def know(self, finished: int) -> None:
         """What the server has as the last finished job; while one is computed, its end looks at it."""
         self.known = finished
-        if self.worker is not None and self.current is None:
-            done = [begun.job for begun, _ in (*self.unheard.values(), *filter(None, (self.outbox,)))]
-            self.worker.settle(max([finished, *done]))
-
-    def held(self) -> list[list[Any]]:
-        jobs = [[*begun[1:], True] for begun, _ in (*self.unheard.values(), *filter(None, (self.outbox,)))]
-        return jobs + ([] if self.current is None else [[*self.current[1:], False]])
+        if self.worker is not None and self.hand.current is None:
+            self.worker.settle(max([finished, *(begun.job for begun, _ in self.hand.finished())]))
 
     def resume(self) -> None:
         """Say what is in hand, and send again what was not answered."""
         assert self.worker is not None
         shard, worker = self.worker.shard, self.worker
-        self.inbox, self.asked = None, False
-        self.say(Ready(worker.digest, len(shard.x), shard.digest, self.held(), worker.last, self.reached_at))
-        for begun, packet in list(self.unheard.values()):
+        held = self.hand.held()
+        self.say(Ready(worker.digest, len(shard.x), shard.digest, held, worker.last, self.reached_at))
+        for begun, packet in list(self.hand.unheard.values()):
             self.send(begun, packet)
         self.changed.set()
 
@@ -293,21 +262,21 @@ class Client:
             gradient = await asyncio.to_thread(self.worker.prime, packet)
             if self.outlet is not None:
                 self.outlet.send(Primed(self.run_id, len(gradient)), gradient)
-        elif isinstance(opening, Order) or opening.version > self.seen:
-            self.inbox = Work(opening.version, opening.steps, packet, time.monotonic())
+        elif isinstance(opening, Order) or opening.version > self.hand.seen:
+            self.hand.inbox = Work(opening.version, opening.steps, packet, time.monotonic())
             self.changed.set()
 
     def hear(self, record: Any) -> bool:
         """Whether that was the last word."""
         if isinstance(record, Fetch):
-            self.fetch()
+            if (finished := self.hand.fetch()) is not None:
+                self.send(*finished)
         elif isinstance(record, Void):
-            self.void(record)
+            if self.hand.void(record):
+                self.know(record.finished)
+            self.changed.set()
         elif isinstance(record, Accepted):
-            if (sent := self.unheard.pop(record.job, None)) is not None:
-                self.delivered = max(self.delivered, sent[0].version)
-                self.counts["accepted"] += 1
-            self.epochs.pop(record.job, None)
+            self.counts["accepted"] += self.hand.accepted(record.job)
             self.changed.set()
         elif isinstance(record, Rejected):
             self.reject(record)
@@ -321,61 +290,30 @@ class Client:
             return True
         return False
 
-    def fetch(self) -> None:
-        """The send buffer goes out now, or, where it waits for what is being made, as soon as that is there."""
-        if self.unheard:
-            return  # the answer is on its way
-        self.asked = True
-        if self.outbox is not None and (self.overlaps or self.current is None):
-            (begun, packet), self.outbox = self.outbox, None
-            self.send(begun, packet)
-
     def drop(self, record: Drop) -> None:
-        self.current = self.outbox = self.inbox = None
-        self.asked = False
-        self.unheard.clear()
-        self.epochs.clear()
-        self.seen, self.number = self.delivered, record.number
+        self.hand.drop(record)
         if self.outlet is not None:
             self.outlet.abort()
         self.know(record.finished)
-        self.changed.set()
-
-    def void(self, record: Void) -> None:
-        """A job that was begun on something that no longer holds."""
-        jobs = {begun.job: begun for begun in (self.current, self.outbox and self.outbox[0]) if begun is not None}
-        jobs |= {job: begun for job, (begun, _) in self.unheard.items()}
-        if record.job in jobs and jobs[record.job].version == record.version:
-            if self.current is not None and self.current.job == record.job:
-                self.current = None
-            if self.outbox is not None and self.outbox[0].job == record.job:
-                self.outbox = None
-            self.unheard.pop(record.job, None)
-            self.epochs.pop(record.job, None)
-            self.seen = self.delivered
-            if not self.held():
-                self.number = record.number
-            self.know(record.finished)
         self.changed.set()
 
     def reject(self, record: Rejected) -> None:
         self.counts["rejected"] += 1
         log.warning("update refused", extra={"facts": record._asdict()})
         if not record.again:
-            self.unheard.pop(record.job, None)
-            self.epochs.pop(record.job, None)
+            self.hand.give_up(record.job)
             self.changed.set()
-        elif record.job in self.unheard:
+        elif record.job in self.hand.unheard:
             asyncio.get_running_loop().call_later(self.rng.uniform(1.0, 3.0), self.send_again, record.job)
 
     def send_again(self, job: int) -> None:
-        if job in self.unheard:
-            self.send(*self.unheard[job])
+        if job in self.hand.unheard:
+            self.send(*self.hand.unheard[job])
 
     async def beat(self) -> None:
         for number in range(1 << 62):
             self.pinged = time.monotonic()
-            self.say(Ping(number, self.lag, [job[0] for job in self.held()]))
+            self.say(Ping(number, self.lag, [job[0] for job in self.hand.held()]))
             await asyncio.sleep(self.heartbeat)
 
     pinged = 0.0
@@ -387,38 +325,36 @@ class Client:
             await self.changed.wait()
 
     async def dropped(self, begun: Begun) -> None:
-        await self.until(lambda: self.current is not begun)
+        await self.until(lambda: self.hand.current is not begun)
 
     async def work(self) -> None:
         """One job after the other, whether the server is there or not."""
         while True:
-            await self.until(lambda: self.inbox is not None and (self.overlaps or not self.unheard))
-            assert self.inbox is not None
+            await self.until(lambda: self.hand.ready())
             assert self.worker is not None
-            worker, (version, steps, packet, since), self.inbox = self.worker, self.inbox, None
-            if self.plan is not None:  # a cluster's jobs have the cluster's numbers
-                self.number = self.plan.job
-            begun = Begun(self.client, self.number, version, steps or worker.steps(self.number))
-            self.number += 1
-            self.current, self.seen = begun, version
-            self.epochs[begun.job] = self.epoch
+            worker = self.worker
+            number = self.hand.number if self.plan is None else self.plan.job  # a cluster's jobs have its numbers
+            begun, work = self.hand.begin(self.client, number, worker.steps(number), self.epoch)
             began = time.monotonic()
-            self.say(Began(*begun[1:], began - since))
+            self.say(Began(*begun[1:], began - work.since))
             if self.gossiper is not None and self.plan is not None:
-                await self.gossip(self.gossiper, worker, begun, packet)
+                await self.gossip(self.gossiper, worker, begun, work.packet)
                 continue
-            update = await asyncio.to_thread(worker.compute, begun, packet)
+            update = await asyncio.to_thread(worker.compute, begun, work.packet)
             rest = began + self.step_seconds * begun.steps - time.monotonic()
-            if rest > 0 and self.current is begun:
+            if rest > 0 and self.hand.current is begun:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.dropped(begun), rest)
             self.counts["jobs"] += 1
-            if self.current is not begun:  # it was dropped in between
+            if self.hand.current is not begun:  # it was dropped in between
                 worker.settle(self.known)
                 continue
-            self.current = None
             self.say(Done(begun.job))
-            self.finish(begun, update)
+            finished, replaced = self.hand.finish((begun, update))
+            if replaced is not None:
+                self.say(Replaced(replaced.job))
+            if finished is not None:
+                self.send(*finished)
 
     async def gossip(self, gossiper: Gossiper, worker: Worker, begun: Begun, packet: bytearray) -> None:
         """This device's part in a job of its cluster; it ends early if the job is dropped or a neighbour vanishes."""
@@ -436,9 +372,9 @@ class Client:
             task.cancel()
         ends = await asyncio.gather(job, dropped, return_exceptions=True)
         self.counts["jobs"] += 1
-        if self.current is not begun:
+        if self.hand.current is not begun:
             return
-        self.current = None
+        self.hand.current = None
         if isinstance(ends[0], Vanished):
             log.warning("neighbour vanished", extra={"facts": {"why": str(ends[0])}})
             self.say(Replaced(begun.job))
@@ -449,22 +385,10 @@ class Client:
             if plan.reports:
                 self.send(begun, ends[0])
 
-    def finish(self, begun: Begun, update: bytes) -> None:
-        if self.holds:
-            before, self.outbox = self.outbox, (begun, update)
-            if before is not None:
-                self.epochs.pop(before[0].job, None)
-                self.say(Replaced(before[0].job))
-            if not self.asked:
-                return
-            self.outbox = None
-        self.send(begun, update)
-
     def send(self, begun: Begun, update: bytes) -> None:
-        self.asked = False
-        self.unheard[begun.job] = (begun, update)
+        self.hand.sent((begun, update))
         if self.outlet is not None:
-            epoch = self.epochs.get(begun.job, self.epoch)
+            epoch = self.hand.epochs.get(begun.job, self.epoch)
             self.outlet.send(Update(self.run_id, epoch, *begun[1:], len(update)), update)
 
 

@@ -58,6 +58,11 @@ class Keys:
     def ca(self) -> bytes:
         return certificates.text(self.folder / "ca.pem")
 
+    def require_current(self) -> None:
+        """Refuses certificates that do not count now."""
+        for name in ("ca", self.name):
+            certificates.require_current(self.folder / f"{name}.pem")
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -105,6 +110,7 @@ async def listen(
         if keys is None:
             port = server.add_insecure_port(address)
         else:
+            keys.require_current()
             pair = [(keys.secret, keys.chain)]
             credentials = grpc.ssl_server_credentials(pair, keys.ca, require_client_auth=True)
             port = server.add_secure_port(address, credentials)
@@ -121,6 +127,7 @@ def dial(address: str, keys: Keys | None, expected: str | None = None) -> aio.Ch
     options += [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 5000)]
     if keys is None:
         return aio.insecure_channel(address, options=options)
+    keys.require_current()
     return aio.secure_channel(address, grpc.ssl_channel_credentials(keys.ca, keys.secret, keys.chain), options=options)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import optimisers
 from offbeat.numerics.local import descend
 from offbeat.numerics.rates import Rate, client_rate, every
@@ -26,14 +26,13 @@ class Path(NamedTuple):
     correction: Tensor
 
 
+@takes_policy
 def fedlin(
     n: int | None = None,
     local_steps: int | None = None,
     client_lr: Rate = 0.05,
     probes: int = 1,
     weights: Weights = "uniform",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """Client i takes K_i steps y <- y - (client_lr / K_i) (g_i(y) - g_i(w) + g(w)), g being the mean over clients.
 
@@ -46,23 +45,23 @@ def fedlin(
         x = given["model"]
         return Path(x, torch.zeros_like(x), given["g"] - given["g_i"])
 
-    def asked(job: Job) -> Tensor:
+    def probing(job: Job) -> Tensor:
         return job.version % 2 == 0  # for a gradient at the model
 
     def step(path: Path, g: Tensor, job: Job) -> Path:
-        lr = torch.where(asked(job), 0.0, job.lr / job.steps)  # who is asked for a gradient stays where it is
+        lr = torch.where(probing(job), 0.0, job.lr / job.steps)  # who is asked for a gradient stays where it is
         return path._replace(y=descend(path.y, lr, g, path.correction), total=path.total + g)
 
     def finish(given: State, path: Path, job: Job) -> Update:
         mean = path.total / job.steps
-        update = torch.where(asked(job), mean, given["model"] - path.y)
-        return {"update": update, "g_i": torch.where(asked(job), mean, given["g_i"])}
+        update = torch.where(probing(job), mean, given["model"] - path.y)
+        return {"update": update, "g_i": torch.where(probing(job), mean, given["g_i"])}
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         update = mean["update"]
         return w | ({"g": update} if cohort.version % 2 == 0 else {"model": w["model"] - update})
 
-    policy = covered("fedlin", Rounds(local_steps, n, probes=probes), when, experimental)
+    policy = Rounds(local_steps, n, probes=probes)
     lr = every(2, client_rate(client_lr))  # by rounds
     rule = Rule(
         Local(begin, step, finish, {"lr": lr}, ("update",), remembers=("g_i",)),

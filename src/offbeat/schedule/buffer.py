@@ -46,22 +46,22 @@ class Buffer(OfClients):
         return self.restart == "broadcast"
 
     def problems(self, clients: int) -> list[str]:
-        found = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
+        problems = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
         if self.size < 1:
-            found.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
+            problems.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
         if self.restart not in ("newest", "fresh", "broadcast"):
-            found.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh, broadcast")
+            problems.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh, broadcast")
         if self.concurrency is not None and not 1 <= self.concurrency <= clients:
-            found.append(f"buffer: concurrency = {self.concurrency}; it must be between 1 and the {clients} clients")
+            problems.append(f"buffer: concurrency = {self.concurrency}; it must be between 1 and the {clients} clients")
         working = self.concurrency or clients
         if self.size > working:
-            found.append(
+            problems.append(
                 f"buffer: size = {self.size} is larger than the {working} clients at work at once; "
                 "lower the size or raise the concurrency"
             )
         if self.restart == "broadcast" and self.concurrency not in (None, clients):
-            found.append("buffer: restart = 'broadcast' reaches every client; it takes no concurrency limit")
-        return found
+            problems.append("buffer: restart = 'broadcast' reaches every client; it takes no concurrency limit")
+        return problems
 
     def conductor(self, clients: int, rng: random.Random) -> BufferConductor:
         return BufferConductor(self, self.concurrency or clients, rng, Pool(clients))

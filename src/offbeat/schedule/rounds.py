@@ -47,28 +47,28 @@ class Rounds(OfClients):
         return self.over_selection != 1 or self.deadline is not None
 
     def problems(self, clients: int) -> list[str]:
-        found = []
+        problems = []
         for name, steps in (("local steps", self.steps), ("probes", self.probes)):
-            found += count_problems("rounds", name, steps, "a job needs at least 1")
-        found += count_problems("rounds", "size", self.size, "a round needs at least 1 client")
+            problems += count_problems("rounds", name, steps, "a job needs at least 1")
+        problems += count_problems("rounds", "size", self.size, "a round needs at least 1 client")
         if not 1 <= self.over_selection <= STEPS:
-            found.append(
+            problems.append(
                 f"rounds: over_selection = {self.over_selection}; it multiplies the cohort and must be >= 1, and "
                 f"{STEPS:,} at most"
             )
-            return found
+            return problems
         if self.deadline is not None and self.deadline <= 0:
-            found.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
+            problems.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
         if self.probes is not None and self.replacement:
-            found.append("rounds: probes ask each client of a round once; they take no replacement")
+            problems.append("rounds: probes ask each client of a round once; they take no replacement")
         if self.replacement and (self.size is None or self.over_selection != 1):
-            found.append("rounds: replacement needs a size and no over_selection")
+            problems.append("rounds: replacement needs a size and no over_selection")
         if self.size is not None and not self.replacement and self.started > clients:
-            found.append(
+            problems.append(
                 f"rounds: {self.started} distinct clients asked for in a round (size {self.size} x over_selection "
                 f"{self.over_selection}) of a fleet of {clients}; lower it or set replacement = true"
             )
-        return found
+        return problems
 
     @property
     def legs(self) -> tuple[int, ...]:

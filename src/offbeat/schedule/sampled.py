@@ -35,8 +35,8 @@ class Sampled(OfClients):
         return self.overlap
 
     def problems(self, clients: int) -> list[str]:
-        found = count_problems("sampled", "local steps", self.steps, "a job needs at least 1")
-        return found + count_problems("sampled", "size", self.size, "a round needs at least 1 draw")
+        problems = count_problems("sampled", "local steps", self.steps, "a job needs at least 1")
+        return problems + count_problems("sampled", "size", self.size, "a round needs at least 1 draw")
 
     def conductor(self, clients: int, rng: random.Random) -> SampledConductor:
         return SampledConductor(self, rng, Pool(clients))
