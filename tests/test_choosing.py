@@ -90,6 +90,16 @@ def test_a_trial_that_diverges_comes_last_and_slow_ones_are_cut() -> None:
     assert slow[0] == 1.0
 
 
+def test_trials_of_unequal_length_are_compared_at_the_same_time() -> None:
+    search = Search(PROBLEM, 0.9)
+    rows = [{"virtual_seconds": t, "accuracy": a, "loss": 1.0} for t, a in ((0.0, 0.1), (0.1, 0.3), (1.0, 0.8))]
+    candidate = Candidate("fedbuff", score=(1.0, -0.4), best_rows=rows)
+    assert search.standing(candidate) == (1.0, pytest.approx(-0.4))
+    search.fastest = 0.2  # from now on a trial ends after half a second
+    assert search.standing(candidate) == (1.0, pytest.approx(-0.2))
+    assert search.standing(replace(candidate, score=(0.0, 1.7))) == (0.0, 1.7)
+
+
 def test_the_choice_is_ranked_and_its_toml_runs(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
     words = ["choose", "--task", "digits", "--set", "task.clients=12", "--set", "task.model=logistic", "--budget",

@@ -233,7 +233,7 @@ def rank(candidate: Candidate, target: float | None) -> tuple[float, float, Scor
     """Those that were run over seeds come first: all seeds at the target by time, else by accuracy."""
     if not candidate.outcomes:
         return 9.0, 0.0, candidate.score
-    scores = [score_of(outcome, target) for outcome in candidate.outcomes]
+    scores = [score_of(outcome.metrics, target) for outcome in candidate.outcomes]
     worst = max(kind for kind, _ in scores)
     same = [value for kind, value in scores if kind == worst]
     return worst, float(np.mean(same)) if worst else float(np.mean([value for _, value in scores])), candidate.score

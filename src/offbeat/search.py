@@ -44,6 +44,8 @@ class Candidate:
     score: Score = (3.0, 0.0)
     trials: int = 0
     seen: list[Options] = field(default_factory=list)  # options that were tried
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the evaluations of the newest trial
+    best_rows: list[dict[str, Any]] = field(default_factory=list)  # those of the best so far
     outcomes: list[Outcome] = field(default_factory=list)  # of the final runs, one per seed
     notes: list[str] = field(default_factory=list)
     idle: float = 0.0
@@ -89,6 +91,7 @@ class Search:
         while True:
             for candidate in candidates:
                 candidate.score = self.trial(candidate, candidate.options)
+                candidate.best_rows = candidate.rows
             if self.fastest < math.inf or not self.horizon < budget:
                 self.horizon = math.inf
                 return
@@ -103,9 +106,22 @@ class Search:
                 if options is None or options in candidate.seen:
                     break
                 score = self.trial(candidate, options)
+                candidate.score = self.standing(candidate)
                 if score >= candidate.score:
                     break
-                candidate.options, candidate.score = options, score
+                candidate.options, candidate.score, candidate.best_rows = options, score, candidate.rows
+
+    def standing(self, candidate: Candidate) -> Score:
+        """The score of the best so far, as it would be if its trial had ended where trials end now: an accuracy after a
+        longer time is no better."""
+        rows = [row for row in candidate.best_rows if row["virtual_seconds"] <= self.seconds]
+        return score_of(rows, self.target) if candidate.score[0] == 1.0 and rows else candidate.score
+
+    @property
+    def seconds(self) -> float:
+        """The virtual seconds after which a trial ends."""
+        budget = self.experiment.until.get("virtual_seconds", math.inf)
+        return budget if self.target is None else min(budget, self.horizon, CUT * self.fastest)
 
     def moves(self, candidate: Candidate) -> list[tuple[str, float]]:
         table = replace(self.experiment, method=candidate.spec).table()["method"]
@@ -125,7 +141,7 @@ class Search:
         if self.target is not None:
             until["accuracy"] = self.target
             if "virtual_seconds" in until:
-                until["virtual_seconds"] = min(until["virtual_seconds"], self.horizon, CUT * self.fastest)
+                until["virtual_seconds"] = self.seconds
         spec = replace(
             self.experiment, method={"name": candidate.method, **options}, seed=self.experiment.seed + 1000,
             until=until, evaluate=self.evaluate(until),
@@ -140,7 +156,8 @@ class Search:
             return 2.0, 0.0
         except ConfigError:
             return 3.0, 0.0
-        score = score_of(outcome, self.target)
+        candidate.rows = outcome.metrics
+        score = score_of(outcome.metrics, self.target)
         if score[0] == 0.0:
             self.fastest = min(self.fastest, max(score[1], 1e-9))
         return score
@@ -170,14 +187,14 @@ class Search:
         return {**looks, "every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
 
 
-def score_of(outcome: Outcome, target: float | None) -> Score:
-    at = None if target is None else reached(outcome, target)
+def score_of(rows: Sequence[Mapping[str, Any]], target: float | None) -> Score:
+    at = None if target is None else crossing(rows, target)
     if at is not None:
-        return 0.0, at
-    seen = [row["accuracy"] for row in outcome.metrics if row["accuracy"] is not None]
+        return 0.0, at.virtual_seconds
+    seen = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     if seen:
         return 1.0, -float(np.mean(seen[-3:]))
-    return 1.0, float(outcome.metrics[-1]["loss"])
+    return 1.0, float(rows[-1]["loss"])
 
 
 def reached(outcome: Outcome, target: float) -> float | None:
