@@ -180,7 +180,7 @@ def test_a_run_whose_clients_are_all_shut_out_says_so(tmp_path: Path) -> None:
     session = Session(0, "", Peer(None, 0, None, ""), Outlet(lambda frame: asyncio.sleep(0)))
     for _ in range(9):
         server.offence(session, "norm")
-    with pytest.raises(OffbeatError, match="all 1 clients are shut out; .* 10 times norm; a lower client rate"):
+    with pytest.raises(OffbeatError, match=r"all 1 clients are shut out; .* 10 times norm; a lower client rate"):
         server.offence(session, "norm")
     alone.killed()
     for offences, shut in ((10, True), (20, False)):

@@ -299,8 +299,8 @@ class Sessions(ABC):
         reasons = [self.checks.of(client).shut_out for client in range(self.clients)]
         if all(reasons):
             raise OffbeatError(
-                f"all {self.clients} clients are shut out; of the last, {reasons[-1]}; a lower client rate usually helps. To go on as it is, "
-                "start the server again with a higher --limit offences=N"
+                f"all {self.clients} clients are shut out; of the last, {reasons[-1]}; a lower client rate usually "
+                "helps. To go on as it is, start the server again with a higher --limit offences=N"
             )
 
     def keep_facts(self, client: int, **facts: Any) -> None:
