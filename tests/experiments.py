@@ -61,7 +61,8 @@ def drawn(number: int, device: str = "cpu") -> Experiment:
     elif name not in ("minibatch-sgd", "asysg"):
         method["local_steps"] = rng.choice([1, 3, 7])
     if rng.random() < 0.3 and name in ("fedbuff", "dlsgd-homo", "local-sgd"):
-        fleet["jitter"] = {"law": "lognormal", "median": 1.0, "sigma": 0.2}
+        jitter = {"jitter": {"law": "lognormal", "median": 1.0, "sigma": 0.2}}
+        fleet |= {"sigma": 0.2} if fleet["name"] == "straggling" else jitter
     if name in CLUSTERED:
         method["local_steps"] = rng.choice([2, 4])
     return Experiment(

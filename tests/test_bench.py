@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MODELS", {"logistic": "LR"})
     monkeypatch.setattr(items, "FAMILIES", items.FAMILIES[:1])
     monkeypatch.setattr(work, "small_task", lambda _, clients: small_task("logistic", clients))
-    monkeypatch.setattr(items, "warm_up", lambda job, *_: job())
+    monkeypatch.setattr(work, "warm_up", lambda job, *_: job())
 
 
 # ---- the work -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_facts_name_device_versions_and_commit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    assert items.found("no-such-package-as-this") is None
+    assert items.version_of("no-such-package-as-this") is None
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

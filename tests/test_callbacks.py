@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -112,6 +113,17 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(moment, tmp_path):
         outcome = run(experiment(small()), tmp_path / "run", callbacks=[Wrong(moment)])
     assert outcome.commits == 12
     assert outcome.callback_faults == {"Wrong": "OSError: the service is down"}
+
+
+def test_a_warning_that_was_turned_into_an_error_is_no_fault_of_the_callback():
+    class Warns(Callback):
+        def committed(self, run):
+            warnings.warn("soon gone", DeprecationWarning, stacklevel=2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeprecationWarning, match="soon gone"):
+            run(experiment(small()), callbacks=[Warns()])
 
 
 def test_a_stop_and_its_state_survive_a_kill(tmp_path):

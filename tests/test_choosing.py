@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from offbeat import Experiment, Task, toml
+from offbeat import Experiment, toml
 from offbeat.assemble import build
 from offbeat.choosing import BRIEF, admitted, choose, rows
 from offbeat.cli import app
 from offbeat.errors import ConfigError
 from offbeat.measure import measure
-from offbeat.search import COHORT, SERVER, Candidate, Search, changed, reached, validation
+from offbeat.search import COHORT, SERVER, Candidate, Search, changed, judged, reached
 
 TASK = {"name": "digits", "clients": 12, "model": "logistic"}
 PROBLEM = Experiment(task=TASK, fleet="straggling", until={"virtual_seconds": 2.0}, device="cpu")
@@ -53,20 +52,22 @@ def test_notes_say_the_pace_and_cohorts_fit_the_fleet(measured: Any) -> None:
     assert "commits in the budget" in waits.notes[0]
 
 
-def test_validation_keeps_a_fifth_of_every_shard_from_training() -> None:
+def test_trials_are_judged_by_held_out_samples_and_never_by_the_test_set() -> None:
     task = build(PROBLEM).task
-    kept = validation(task)
-    assert kept is not None
-    before, after = [np.asarray(s) for s in task.shards], [np.asarray(s) for s in kept.shards]
-    assert all(len(a) == len(b) - len(b) // 5 for a, b in zip(after, before, strict=True))
-    assert len(kept.test[0]) == sum(len(b) // 5 for b in before)
-    trained = {int(row) for shard in after for row in shard}
-    held = {int(row) for shard in before for row in shard} - trained
-    assert len(held) == len(kept.test[0])
-    rows_held = task.data[0][sorted(held)]
-    assert torch.equal(rows_held.sum(0), kept.test[0].sum(0))  # the same samples, in another order
-    tiny = Task(task.model, task.loss, task.data, shards=[[0], [1]], test=task.test)
-    assert validation(tiny) is None
+    spoilt = replace(task, test=(task.test[0] * 0, task.test[1] * 0))
+    scores = [
+        Search(replace(PROBLEM, task=which), None).trial(Candidate("fedbuff"), {"buffer_size": 4})
+        for which in (task, spoilt)
+    ]
+    assert scores[0] == scores[1]
+    assert build(judged(PROBLEM, 0.5)).task.held_out is not None
+    for shards, sentence in (
+        ([[0], [1]], "no client has two samples"),
+        ([[0, 1, 2], [3, 4, 5]], "is 2 samples in all.*none of them from the test set.*give clients more samples"),
+    ):
+        small = replace(PROBLEM, task=replace(task, shards=shards))
+        with pytest.raises(ConfigError, match=sentence):
+            choose(small, methods=("minibatch-sgd", "fedasync"))
 
 
 def test_options_are_changed_within_what_a_method_takes() -> None:
@@ -79,7 +80,7 @@ def test_options_are_changed_within_what_a_method_takes() -> None:
 
 
 def test_a_trial_that_diverges_comes_last_and_slow_ones_are_cut() -> None:
-    search = Search(PROBLEM, 0.5, None, None)
+    search = Search(PROBLEM, 0.5)
     wild = Candidate("fedbuff")
     assert search.trial(wild, {"buffer_size": 6, "client_lr": 1e38})[0] == 2.0
     good = search.trial(Candidate("fedbuff"), {"buffer_size": 4, "client_lr": 0.1})
@@ -163,7 +164,7 @@ def test_the_named_method_is_nearly_the_best_of_all_tuned(name: str) -> None:
     named = found.figures(found.best)["seconds"].mean
     best, who = np.inf, ""
     for candidate in admitted(problem, [c.method for c in found.ranked], found.measured)[0]:
-        search = Search(replace(problem, targets=(TARGET,)), TARGET, validation(build(problem).task), None)
+        search = Search(replace(problem, targets=(TARGET,)), TARGET)
         for lr in (0.05, 0.15, 0.5, 1.5):
             for share in (0.5, 1.0):
                 grid(search, candidate, lr, share)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -419,3 +421,45 @@ def test_a_run_with_dropout_repeats() -> None:
     done = run(Experiment(**made, device="cpu", until={"commits": 6}))  # type: ignore[arg-type]
     again = run(Experiment(**made, device="cpu", until={"commits": 6}))  # type: ignore[arg-type]
     assert done.loss_final == again.loss_final
+
+
+class Life:
+    pass
+
+
+class Watched(torch.autograd.Function):
+    """The identity; a life is as long as that of what backward needs."""
+
+    generate_vmap_rule = True
+    lives: list[weakref.ref[Life]] = []
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.life = Life()
+        Watched.lives.append(weakref.ref(ctx.life))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+class Through(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        watched: Tensor = Watched.apply(x)
+        return watched
+
+
+@pytest.mark.parametrize("size", [16, 256])  # the step of a large matrix is made of factors
+def test_a_step_lets_go_of_its_activations(size: int) -> None:
+    Watched.lives.clear()
+    module = nn.Sequential(nn.Linear(8, size), Through(), nn.Linear(size, size), nn.Linear(size, 4))
+    model = FlatModel(module, functional.cross_entropy, torch.float32)
+    batch = torch.randn(3, 5, 8), torch.randint(4, (3, 5))
+    model.descend(torch.randn(3, model.dimension), torch.full((3,), 0.1), None, *batch, torch.zeros(3).long())
+    gc.collect()
+    assert len(Watched.lives) == 1
+    assert Watched.lives[0]() is None

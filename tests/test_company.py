@@ -7,7 +7,7 @@ import pytest
 from offbeat import METHODS, Experiment, run
 from offbeat.assemble import build, build_method
 from offbeat.engines.company import shareable
-from offbeat.tuning import run_together
+from offbeat.trials import SLACK, Aim, Heat, Race, judging, run_heat, run_together
 from test_metrics import small
 
 SHARING = [name for name, make in METHODS.items() if shareable(make()) is None]
@@ -60,8 +60,20 @@ def test_one_that_breaks_leaves_and_the_others_go_on():
 
 
 def test_those_that_are_cut_off_stop_there():
-    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 0.01)]
-    found = run_together([build(t) for t in trials], lambda share, rows: {1} if share >= 0.5 else set())
-    assert found[1].cut
-    assert found[1].rows[-1]["commit"] == 6
-    assert found[0].rows[-1]["commit"] == 12
+    trials = [trial("fedbuff", rate, buffer_size=3, commits=12) for rate in (0.1, 0.0001, 0.05)]
+    found = run_together([build(t) for t in trials], Race(Aim("loss", more=False), shares=[0.5]))
+    assert [one.cut for one in found] == [False, True, False]
+    assert [one.rows[-1]["commit"] for one in found] == [12, 6, 12]
+
+
+def test_whoever_cannot_win_any_more_is_cut_off():
+    aim, each = Aim("loss", more=False, target=1.0), {"buffer_size": 3, "commits": 40}
+    trials = [judging(trial("fedbuff", rate, **each), 0.2, aim) for rate in (0.3, 0.0001)]
+    fast, slow = run_heat(Heat(tuple(trials), aim))
+    assert aim.seconds(fast.rows) is not None
+    assert slow.cut
+    assert slow.rows[-1]["commit"] < 40
+    personal = judging(trial("scaffold", 0.0001, n=3, commits=40), 0.2, aim)
+    (alone,) = run_heat(Heat((personal,), aim, best=aim.seconds(fast.rows)))
+    assert alone.cut
+    assert alone.rows[-1]["virtual_seconds"] <= SLACK * aim.seconds(fast.rows)

@@ -15,7 +15,8 @@ from offbeat.engines.engine import Engine
 from offbeat.engines.updates import Answer
 from offbeat.errors import OffbeatError
 from offbeat.records import Begun
-from offbeat.runs.loop import Outcome, go
+from offbeat.runs.loop import go
+from offbeat.runs.outcome import Outcome
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 3, "local_steps": 3},

@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -125,3 +126,14 @@ def test_no_two_files_have_one_name_and_two_meanings():
     rooms = {path.name for path in root.iterdir() if path.is_dir()}
     twice = {name for name, count in names.items() if count + (name in rooms) > 1}
     assert twice - papers == {"__init__", "make"}
+
+
+def test_the_map_has_every_room_and_what_pages_name_is_there():
+    root, docs = Path(offbeat.__file__).parent, Path(__file__).parents[1] / "docs"
+    rooms = {path.stem for path in root.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("_")}
+    picture = (docs / "map.md").read_text().split("```")[1]
+    assert rooms - set(re.findall(r"\w+", picture)) == set()
+    named = {name for page in docs.glob("*.md") for name in re.findall(r"`(\w+/[\w/]+\.py)`", page.read_text())}
+    named = {name for name in named if name.split("/")[0] in rooms}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (root / name).is_file()] == []

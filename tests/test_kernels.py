@@ -122,3 +122,51 @@ def test_dropout() -> None:
 def test_steps() -> None:
     y, g, lr = (normal(*shape, slope=False) for shape in ((3, 5000), (3, 5000), (3,)))
     close(kernels.descend(y, lr, g), y - lr[:, None] * g)
+
+
+@pytest.mark.parametrize(("t", "s", "d"), [(17, 17, 8), (64, 64, 32), (70, 20, 16), (9, 100, 33)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(t: int, s: int, d: int, causal: bool) -> None:
+    from offbeat.numerics.fast.attention_kernels import Attend
+
+    qkv = normal(2, 3, t, 2, d), normal(2, 3, s, 2, d), normal(2, 3, s, 2, d)
+    q, k, v = (each.transpose(2, 3) for each in qkv)  # heads beside each other
+    want = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3)
+    alike(Attend.apply(q, k, v, causal, 0.3), want, qkv)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 2), (12, 3), (24, 8), (16, 16), (64, 2), (10, 5)])
+@pytest.mark.parametrize("layout", ["channels last", "channels first"])
+def test_group_norm(channels: int, groups: int, layout: str) -> None:
+    from offbeat.numerics.fast.norm_kernels import GroupNorm
+
+    x, weight, bias = normal(2, 3, channels, 5, 7), normal(2, channels), normal(2, channels)
+    seen = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if layout == "channels last" else x
+    want = torch.stack([functional.group_norm(x[i], groups, weight[i], bias[i]) for i in range(2)])
+    alike(GroupNorm.apply(seen, groups, weight, bias, 1e-5, None), want, (x, weight, bias))
+
+
+def test_layer_norm() -> None:
+    from offbeat.numerics.fast.norm_kernels import LayerNorm
+
+    x, weight, bias = normal(2, 35, 12), normal(2, 12), normal(2, 12)
+    want = torch.stack([functional.layer_norm(x[i], (12,), weight[i], bias[i]) for i in range(2)])
+    alike(LayerNorm.apply(x, weight, bias, 1e-5, None), want, (x, weight, bias))
+
+
+@pytest.mark.parametrize(("channels", "kernel", "step", "padding"), [(5, 3, 1, 1), (40, 3, 2, 1), (8, 2, 1, 0)])
+def test_depthwise(channels: int, kernel: int, step: int, padding: int) -> None:
+    from offbeat.numerics.fast.depthwise_kernels import Depthwise
+
+    x, weight, bias = normal(2, 2, channels, 19, 17), normal(2, channels, 1, kernel, kernel), normal(2, channels)
+    each = [functional.conv2d(x[i], weight[i], bias[i], step, padding, groups=channels) for i in range(2)]
+    found = Depthwise.apply(x, weight, bias, (step, step), (padding, padding), None)
+    alike(found, torch.stack(each), (x, weight, bias))
+
+
+def alike(found: Tensor, want: Tensor, of: tuple[Tensor, ...]) -> None:
+    """Values and slopes."""
+    close(found, want)
+    g = torch.randn_like(want)
+    for ours, theirs in zip(torch.autograd.grad(found, of, g), torch.autograd.grad(want, of, g), strict=True):
+        close(ours, theirs)

@@ -74,6 +74,34 @@ def started() -> Any:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
+def test_one_worker_and_two_tune_to_the_same(started: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    from offbeat import tuning
+
+    pair = {"fedbuff": PLAIN, "scaffold": replace(PLAIN, method={"name": "scaffold", "local_steps": 2, "n": 4})}
+    asked: dict[str, Any] = {"target": 0.2, "trials": 6, "seeds": (0, 1)}
+    one = tuning.tune(pair, **asked, out=tmp_path / "one", workers=1)
+    plain, rounds = tuning.run_side_by_side, list[int]()
+
+    def dying(heats: Any, *others: Any) -> Any:
+        rounds.append(len(heats))
+        if len(rounds) == 3:
+            raise Stopped
+        return plain(heats, *others)
+
+    monkeypatch.setattr(tuning, "run_side_by_side", dying)
+    with pytest.raises(Stopped):
+        tuning.tune(pair, **asked, out=tmp_path / "two", workers=2)
+    two = tuning.tune(pair, **asked, out=tmp_path / "two", workers=2, resume=True)
+    assert max(rounds) > 1  # heats of both methods at once
+    assert two.best == one.best
+    for label in pair:
+        assert [(e.options, e.scores) for e in two.trials(label)] == [(e.options, e.scores) for e in one.trials(label)]
+    assert (tmp_path / "one" / "tuned.toml").read_text() == (tmp_path / "two" / "tuned.toml").read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
 def test_one_worker_and_two_give_the_same_comparison(started: None, tmp_path: Path) -> None:
     one = compare(PAIR, (0, 1), tmp_path / "one", workers=1)
     two = compare(PAIR, (0, 1), tmp_path / "two", workers=2)

@@ -8,7 +8,9 @@ import pytest
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, run, tuning
 from offbeat.toml import read
-from offbeat.tuning import Aim, Between, Tried, judging, parse_search, proposed, tune
+from offbeat.trials import NEVER, Aim, Tried, judging, run_heat
+from offbeat.tuning import Between, parse_search, proposed, tune
+from offbeat.tuning_ledger import Entry
 from test_metrics import error, small
 
 BUDGET = {"until": {"commits": 12}, "evaluate": {"every_commits": 3}, "device": "cpu", "fleet": "uniform"}
@@ -20,7 +22,7 @@ def experiment(task=None, **options):
 
 
 def test_it_finds_what_a_grid_finds():
-    found = tune({"fedbuff": experiment()}, by="loss", trials=8)
+    found = tune({"fedbuff": experiment()}, by="loss", trials=8, seeds=(0, 1))
     best = found.best["fedbuff"]["client_lr"]
     judged = judging(experiment(), 0.2, Aim("loss", False))
     grid = {
@@ -36,7 +38,7 @@ def test_it_finds_what_a_grid_finds():
 def test_the_test_set_is_not_looked_at():
     task = small()
     spoilt = Task(task.model, task.loss, task.data, task.shards, (task.test[0] * 0, task.test[1] * 0))
-    ways = [tune({"fedbuff": experiment(which)}, trials=4, by="loss") for which in (task, spoilt)]
+    ways = [tune({"fedbuff": experiment(which)}, trials=4, seeds=(0,), by="loss") for which in (task, spoilt)]
     assert [e.score for e in ways[0].entries] == [e.score for e in ways[1].entries]
     assert judging(experiment(), 0.2, Aim()).evaluate["on"] == "held-out"
 
@@ -44,7 +46,7 @@ def test_the_test_set_is_not_looked_at():
 def test_choices_of_sizes_and_steps_and_methods_that_cannot_share():
     search = {"client_lr": Between(0.01, 1.0), "local_steps": [2, 4], "buffer_size": [2, 4]}
     scaffold = experiment(method={"name": "scaffold", "n": 3})
-    found = tune({"fedbuff": experiment(method="fedbuff"), "scaffold": scaffold}, search, trials=4)
+    found = tune({"fedbuff": experiment(method="fedbuff"), "scaffold": scaffold}, search, trials=4, seeds=(0,))
     assert set(found.best["fedbuff"]) == {"client_lr", "local_steps", "buffer_size"}
     assert set(found.best["scaffold"]) == {"client_lr", "local_steps"}
     assert {e.company for e in found.trials("scaffold")} == {1}
@@ -52,33 +54,33 @@ def test_choices_of_sizes_and_steps_and_methods_that_cannot_share():
 
 
 def test_a_tuning_that_was_broken_off_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
-    whole = tune({"fedbuff": experiment()}, trials=8, by="loss", out=tmp_path / "whole")
-    raced, calls = tuning.raced, []
+    whole = tune({"fedbuff": experiment()}, trials=4, seeds=(0,), by="loss", out=tmp_path / "whole")
+    calls = []
 
-    def dying(*given):
-        calls.append(1)
+    def dying(heat):
+        calls.append(heat)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return raced(*given)
+        return run_heat(heat)
 
-    monkeypatch.setattr(tuning, "raced", dying)
+    monkeypatch.setattr(tuning, "run_heat", dying)
     with pytest.raises(KeyboardInterrupt):
-        tune({"fedbuff": experiment()}, trials=8, by="loss", out=tmp_path / "part")
-    assert len((tmp_path / "part" / "trials.jsonl").read_text().splitlines()) == 1 + 4
+        tune({"fedbuff": experiment()}, trials=4, seeds=(0,), by="loss", out=tmp_path / "part")
+    assert len((tmp_path / "part" / "trials.jsonl").read_text().splitlines()) == 1 + 2
     with pytest.raises(OffbeatError, match="holds a tuning already"):
-        tune({"fedbuff": experiment()}, trials=8, by="loss", out=tmp_path / "part")
+        tune({"fedbuff": experiment()}, trials=4, seeds=(0,), by="loss", out=tmp_path / "part")
     with pytest.raises(OffbeatError, match="a tuning of something else"):
-        tune({"fedbuff": experiment()}, trials=9, by="loss", out=tmp_path / "part", resume=True)
-    rest = tune({"fedbuff": experiment()}, trials=8, by="loss", out=tmp_path / "part", resume=True)
+        tune({"fedbuff": experiment()}, trials=5, seeds=(0,), by="loss", out=tmp_path / "part", resume=True)
+    rest = tune({"fedbuff": experiment()}, trials=4, seeds=(0,), by="loss", out=tmp_path / "part", resume=True)
     assert rest.best == whole.best
-    assert [(e.options, e.score) for e in rest.entries] == [(e.options, e.score) for e in whole.entries]
+    assert [(e.options, e.scores) for e in rest.entries] == [(e.options, e.scores) for e in whole.entries]
     assert (tmp_path / "part" / "tuned.toml").read_text() == (tmp_path / "whole" / "tuned.toml").read_text()
 
 
 def test_what_is_written_is_a_comparison_at_the_same_budget(tmp_path):
     plain = {"task": {"name": "quadratic", "samples": 5, "noise": 0.1}, "until": {"commits": 8}}
     pair = {name: experiment(method={"name": name, "n": 3}, **plain) for name in ("local-sgd", "dlsgd-homo")}
-    found = tune(pair, trials=4, out=tmp_path / "tune")
+    found = tune(pair, trials=4, seeds=(0,), out=tmp_path / "tune")
     table = read(tmp_path / "tune" / "tuned.toml")
     assert table["until"] == {"commits": 8}
     assert "hold_out" not in table["evaluate"]  # final figures use all of the data, and the test set
@@ -87,22 +89,26 @@ def test_what_is_written_is_a_comparison_at_the_same_budget(tmp_path):
     assert found.aim.metric == "loss"
 
 
-def test_times_to_a_target_between_evaluations():
-    rows = [{"virtual_seconds": float(t), "accuracy": a} for t, a in ((0, 0.1), (10, 0.5), (20, 0.9))]
-    assert Aim(target=0.7).score(Tried(rows)) == pytest.approx(-15.0)
+def test_times_to_a_target_are_smoothed_and_lie_between_evaluations():
+    values = (0.1, 0.9, 0.1, 0.5, 0.5, 0.5, 0.9)  # their running means: 0.1, 0.5, 0.3667, 0.4, 0.42, 0.5, 0.5
+    rows = [{"virtual_seconds": 10.0 * n, "accuracy": value} for n, value in enumerate(values)]
+    assert Aim(target=0.45).seconds(rows) == pytest.approx(8.75)
+    assert Aim(target=0.9).seconds(rows) is None  # one evaluation is not enough
     assert Aim(target=0.05).score(Tried(rows)) == 0.0
     late = Aim(target=0.95).score(Tried(rows))
-    assert late < -20.0  # behind all who reached it
+    assert late < -NEVER  # behind all who reached it
+    assert late > Aim(target=0.96).score(Tried(rows))  # the nearest first
+    assert not Aim(target=0.95).reached((late - 20.0 - 30.0) / 3)  # one seed of three
     assert Aim(target=0.7).score(Tried(rows, failed="x")) is None
     falling = [{"virtual_seconds": float(t), "loss": v} for t, v in ((0, 2.0), (10, 1.0))]
-    assert Aim("loss", False, 1.5).score(Tried(falling)) == pytest.approx(-5.0)
+    assert Aim("loss", False, 1.75).score(Tried(falling)) == pytest.approx(-5.0)
 
 
 def test_first_spread_then_near_the_best():
     space = {"client_lr": Between(0.01, 1.0)}
     first = [options["client_lr"] for options in proposed(space, [], 8, 0)]
     assert first == pytest.approx([0.01 * 100 ** ((n + 0.5) / 4) for n in range(4)])
-    done = [tuning.Entry("m", n, {"client_lr": x}, -abs(x - first[2]), False, 4, 0.0) for n, x in enumerate(first)]
+    done = [Entry("m", n, {"client_lr": x}, [-abs(x - first[2])], False, 4, 0.0) for n, x in enumerate(first)]
     again = proposed(space, done, 8, 0)
     assert again == proposed(space, done, 8, 0)
     assert len(again) == 4

@@ -15,7 +15,8 @@ from offbeat import Experiment, replay, resume, run
 from offbeat.assemble import build
 from offbeat.cli.flags import engine_of
 from offbeat.engines import ray_crew
-from offbeat.engines.tile_solver import TileSolver, pieces, tile_size
+from offbeat.engines.tile_solver import TileSolver
+from offbeat.engines.tiling import pieces, tile_size
 from offbeat.errors import ConfigError
 from offbeat.records import Begun
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from offbeat import cluster_views
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment, split_name
 from offbeat.errors import ConfigError, shown, unknown
@@ -21,7 +22,6 @@ from offbeat.meters.theorems import ALL_REPORT, EVERYONE, SAMPLED, SOME_REPORT, 
 from offbeat.method import Method, Rule, StepRate
 from offbeat.options import fits
 from offbeat.schedule.device import OWN_STEPS
-from offbeat.schedule.hybrid import Hybrid
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Counsel:
     refused: tuple[str, ...] = ()  # why it could not be asked
 
     def json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"refused": list(self.refused)}
+        table: dict[str, Any] = {"refused": list(self.refused)}
         for whose, advice in (("own", self.own), ("yours", self.yours)):
             conditions = [c._asdict() | {"holds": c.holds} for c in advice.conditions] if advice else []
-            told[whose] = asdict(advice) | {"conditions": conditions} if advice else None
-        return told
+            table[whose] = asdict(advice) | {"conditions": conditions} if advice else None
+        return table
 
 
 def asked_about(experiment: Experiment, method: str) -> tuple[Built, bool]:
@@ -53,23 +53,26 @@ def advise(measured: Measured, experiment: Experiment, method: str) -> tuple[Pla
     """The theorems of a method, asked about its plan on this problem. The experiment's own options count where its
     method is the one asked about, defaults where it is not."""
     built, same = asked_about(experiment, method)
-    when, constants = built.method.when, measured.constants
+    constants = measured.constants
     plan = plan_of(built, measured.schedule if same else schedule_of(built, measured.schedule.commits))
     theorems = THEOREMS[method]
     if method == "local-sgd":
         theorems = EVERYONE if plan.cohort == constants.clients else SAMPLED
-    if isinstance(when, Hybrid) and built.fleet.clusters is not None:
+    if (hybrid := built.hybrid) is not None:
         if method == "hl-sgd":
-            theorems = ALL_REPORT if when.sample == 1 else SOME_REPORT
-        mixing = [rho_of(phases(cluster, when)) if when.rounds else 1.0 for cluster in built.fleet.clusters.each]
+            theorems = ALL_REPORT if hybrid.sample == 1 else SOME_REPORT
+        mixing = [
+            rho_of(phases(cluster, hybrid)) if hybrid.rounds else 1.0 for cluster in cluster_views.each(built.fleet)
+        ]
         constants = replace(constants, mixing=max(mixing))  # of a phase, with all its exchanges
-    found: dict[str, Counsel] = {}
+    counsels: dict[str, Counsel] = {}
     for theorem in theorems:
         own, refused = attempt(theorem, constants, replace(plan, client_lr=None, server_lr=None))
         yours, _ = attempt(theorem, constants, plan)
-        name = next((made.theorem for made in (own, yours) if made is not None), TITLES.get(theorem, theorem.__name__))
-        found[name] = Counsel(own, yours, refused)
-    return plan, found
+        title = TITLES.get(theorem, theorem.__name__)
+        name = next((advice.theorem for advice in (own, yours) if advice is not None), title)
+        counsels[name] = Counsel(own, yours, refused)
+    return plan, counsels
 
 
 def schedule_for(measured: Measured, experiment: Experiment, method: str) -> Schedule:
@@ -85,21 +88,21 @@ def opening(experiment: Experiment, method: str, plan: Plan, counsels: Mapping[s
     given = built.experiment.table()["method"]
     server = next((name for name in ("server_lr", "beta") if name in given), None)
     run = f"{method} with {written(server, plan.client_lr or 0.0, plan.server_lr)} and {plan.local_steps} local steps"
-    asked = {name: counsel for name, counsel in counsels.items() if counsel.own and counsel.own.conditions}
-    if not asked:
+    askable = {name: counsel for name, counsel in counsels.items() if counsel.own and counsel.own.conditions}
+    if not askable:
         why = "; ".join(dict.fromkeys(text for counsel in counsels.values() for text in counsel.refused))
         return f"{run}: no theorem can be asked here{f' ({why})' if why else ''}"
-    for name, counsel in asked.items():
+    for name, counsel in askable.items():
         if counsel.yours is not None and not counsel.yours.failing:
             return f"{run}: go ahead, {name} covers these rates over {plan.commits} commits"
-    for name, counsel in asked.items():
+    for name, counsel in askable.items():
         own = counsel.own
         if own is None or own.failing:
             continue
         rates = f"--set method.client_lr={own.client_lr:.3g}"
         rates += f" --set method.{server}={own.server_lr:.3g}" if server else ""
         return f"{run} {beyond(name, counsel.yours)}. Covered is {rates}; beyond that it is experience, not theory"
-    name, counsel = min(asked.items(), key=lambda pair: len(pair[1].own.failing) if pair[1].own else 99)
+    name, counsel = min(askable.items(), key=lambda pair: len(pair[1].own.failing) if pair[1].own else 99)
     assert counsel.own is not None
     rest = "; ".join(remedy(condition) for condition in counsel.own.failing)
     return f"{run}: no rates satisfy {name} here; to get there, {rest}"
@@ -155,8 +158,8 @@ def plan_of(built: Built, schedule: Schedule) -> Plan:
     ordered = when.orders
     steps = ordered or (round(float(np.mean(counts))) if counts else OWN_STEPS)
     cohort = when.cohort or clients
-    if isinstance(when, Hybrid) and built.fleet.clusters is not None:
-        cohort = min(when.reports(cluster.size) for cluster in built.fleet.clusters.each)
+    if (hybrid := built.hybrid) is not None:
+        cohort = min(hybrid.reports(cluster.size) for cluster in cluster_views.each(built.fleet))
     options: dict[str, Any] = built.experiment.table()["method"]  # of a method of your own: its name alone
     server = options.get("server_lr", options.get("beta"))
     commits = int(built.experiment.until.get("commits", schedule.commits))

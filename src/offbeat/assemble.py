@@ -14,10 +14,10 @@ import torch
 from offbeat import cluster_views, registry
 from offbeat.choices import Choice, Engines, Mode, Precision
 from offbeat.config import POLICIES, Experiment, schedule_options, split_name
+from offbeat.engines.crew import in_process
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
 from offbeat.engines.ray_crew import ray_crew, ray_problems
-from offbeat.engines.tile_solver import in_process
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
@@ -32,7 +32,7 @@ from offbeat.runs.loop import Evaluate
 from offbeat.runs.target import limit_problems, target_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
-from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.hybrid import Hybrid, conducts_clusters
 from offbeat.sizes import size_problems
 from offbeat.tasks.looks import Watch, holding_out, leaving_out, speed_thirds, with_metrics
 from offbeat.tasks.make import build_task
@@ -70,7 +70,7 @@ class Built:
     @property
     def hybrid(self) -> Hybrid | None:
         """The policy, where clusters stand in the place of clients."""
-        return self.method.when if isinstance(self.method.when, Hybrid) else None
+        return self.method.when if conducts_clusters(self.method.when) else None
 
     @property
     def units(self) -> int:
@@ -104,7 +104,7 @@ class Built:
         fleet = cluster_views.sharing(self.fleet, policy)
         up = traffic.uploads(self.fleet.local_steps)
         durations = fleet.durations(seed, traffic.down, np.array(up) if isinstance(up, list) else up, looks)
-        if isinstance(policy, Hybrid):
+        if conducts_clusters(policy):
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
@@ -200,14 +200,14 @@ def objects(experiment: Experiment) -> Built:
         raise ConfigError(problems)
     problems = plain_problems(experiment)
     ends = not problems and not all(str(name).startswith("accuracy") for name in experiment.until)
-    if found := seed_problems(experiment.seed):
-        problems += found
+    if seeds := seed_problems(experiment.seed):
+        problems += seeds
         experiment = replace(experiment, seed=0)  # one bad seed should not be named three times
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
 
     def attempt(kind: str, make: Any) -> None:
         try:
-            made[kind] = make()
+            parts[kind] = make()
         except ConfigError as error:
             problems.extend(error.problems)
 
@@ -218,7 +218,7 @@ def objects(experiment: Experiment) -> Built:
         problems.append(f"device = {shown(device)}; it is 'auto', 'cpu', 'cuda' or 'cuda:N'")
     attempt("method", lambda: build_method(experiment.method))
     attempt("task", lambda: make_task(experiment))
-    task: Task | None = made.get("task")
+    task: Task | None = parts.get("task")
     figures = known_figures(experiment, task)
     if isinstance(experiment.until, Mapping):
         problems += limit_problems(experiment.until, figures)
@@ -228,25 +228,25 @@ def objects(experiment: Experiment) -> Built:
         if not problems and not ends and not task.has_accuracy:
             problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
         attempt("fleet", lambda: make_fleet(experiment, task.clients))
-        if "method" in made:
-            when, fleet = made["method"].when, made.get("fleet")
+        if "method" in parts:
+            when, fleet = parts["method"].when, parts.get("fleet")
             problems += kinds if (kinds := policy_problems(when)) else when.problems(units(task, when, fleet))
             if kinds:
                 raise ConfigError(problems)
-            problems += step_problems(experiment, made["method"], fleet)
-            if isinstance(when, Hybrid) and fleet is not None:
-                problems += cluster_views.problems(made["method"], fleet)
-            if "device" in made and not problems:
+            problems += step_problems(experiment, parts["method"], fleet)
+            if conducts_clusters(when) and fleet is not None:
+                problems += cluster_views.problems(parts["method"], fleet)
+            if "device" in parts and not problems:
                 item = 8 if experiment.precision == "float64" else 4
-                problems += size_problems(made["method"], task, units(task, when, fleet), item, made["device"])
-                problems += rule_problems(experiment, made["method"], task, made["fleet"], made["device"])
+                problems += size_problems(parts["method"], task, units(task, when, fleet), item, parts["device"])
+                problems += rule_problems(experiment, parts["method"], task, parts["fleet"], parts["device"])
             if not problems:
-                problems += idle_problems(experiment, made["fleet"])
+                problems += idle_problems(experiment, parts["fleet"])
     elif not isinstance(experiment.fleet, Fleet):
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
         raise ConfigError(problems)
-    return Built(experiment, made["method"], made["task"], made["fleet"])
+    return Built(experiment, parts["method"], parts["task"], parts["fleet"])
 
 
 def endless_problems(experiment: Any) -> list[str]:
@@ -266,12 +266,14 @@ def policy_problems(when: Any) -> list[str]:
     kind = next((name for name, make in POLICIES.items() if type(when) is make), None)
     if kind is None:
         return []
-    found = option_problems(f"policy '{kind}'", POLICIES[kind], {f.name: getattr(when, f.name) for f in fields(when)})
-    if isinstance(when, Hybrid):
-        if not hasattr(when.between, "conductor"):
-            found.append(f"policy 'hybrid': between = {shown(when.between)}; it is a policy, such as Rounds(steps=10)")
-        return found or policy_problems(when.between)
-    return found
+    options = {f.name: getattr(when, f.name) for f in fields(when)}
+    problems = option_problems(f"policy '{kind}'", POLICIES[kind], options)
+    if "between" not in options:
+        return problems
+    inner = options["between"]
+    if not hasattr(inner, "conductor"):
+        problems.append(f"policy 'hybrid': between = {shown(inner)}; it is a policy, such as Rounds(steps=10)")
+    return problems or policy_problems(inner)
 
 
 def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:
@@ -305,21 +307,21 @@ def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
     """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
-    found = method_problems(method, task.batch_norm) if tracking(task.model) else []
+    problems = method_problems(method, task.batch_norm) if tracking(task.model) else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
-        found.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
+        problems.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
     if rule.lossless and fleet.presence is not None:
-        found.append(
+        problems.append(
             f"{method.name}: saving needs every finished update, but clients of this fleet leave with theirs; take a "
             "fleet whose clients stay, or saving = false"
         )
     if rule.personal:
         numbers = task.numbers
         size = len(rule.personal) * clients * numbers * (8 if experiment.precision == "float64" else 4)
-        found += chosen_place(
+        problems += chosen_place(
             size, f"{', '.join(rule.personal)} of {clients} clients", device, experiment.client_memory
         )[1]
-    return found
+    return problems
 
 
 def plain_problems(experiment: Experiment) -> list[str]:
@@ -389,12 +391,12 @@ def known_figures(experiment: Experiment, task: Task | None) -> dict[str, Figure
 def make_fleet(experiment: Experiment, clients: int) -> Fleet:
     if isinstance(experiment.fleet, Fleet):
         fleet = experiment.fleet
-        if found := fleet.kind_problems():
-            raise ConfigError(found)
+        if problems := fleet.kind_problems():
+            raise ConfigError(problems)
         if fleet.clients != clients:
             raise ConfigError([f"the fleet has {fleet.clients} clients, the task {clients}; they must be the same"])
-        if found := fleet.problems():
-            raise ConfigError(found)
+        if problems := fleet.problems():
+            raise ConfigError(problems)
         return fleet
     name, options = split_name("fleet", experiment.fleet)
     if {"clients", "seed"} & set(options):
@@ -405,14 +407,14 @@ def make_fleet(experiment: Experiment, clients: int) -> Fleet:
 
 
 def evaluate_problems(table: Mapping[str, Any]) -> list[str]:
-    found = option_problems("evaluate", Evaluate, table)
+    problems = option_problems("evaluate", Evaluate, table)
     for name, value in table.items():
         if fits(value, float) and not 0 < value < math.inf:
-            found.append(f"evaluate.{name} = {value}; it must be positive and finite")
+            problems.append(f"evaluate.{name} = {value}; it must be positive and finite")
         elif name == "hold_out" and fits(value, float) and value >= 1:
-            found.append(f"evaluate.hold_out = {value}; it is a share of every shard, such as 0.1")
+            problems.append(f"evaluate.hold_out = {value}; it is a share of every shard, such as 0.1")
         elif name == "every_seconds" and fits(value, float) and value < LEAST:
-            found.append(f"evaluate.{name} = {value}; it must be at least {LEAST:g}, a nanosecond")
-    if not found and all(table.get(name) is None for name in ("every_commits", "every_seconds")):
-        found.append("evaluate is empty; give every_commits or every_seconds")
-    return found
+            problems.append(f"evaluate.{name} = {value}; it must be at least {LEAST:g}, a nanosecond")
+    if not problems and all(table.get(name) is None for name in ("every_commits", "every_seconds")):
+        problems.append("evaluate is empty; give every_commits or every_seconds")
+    return problems

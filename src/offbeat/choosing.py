@@ -25,8 +25,7 @@ from offbeat.meters.theorems import THEOREMS
 from offbeat.runs.bands import Interval, interval
 from offbeat.runs.palette import duration, size
 from offbeat.runs.progress import Progress
-from offbeat.schedule.hybrid import Hybrid
-from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, score_of, validation
+from offbeat.search import COHORT, Candidate, Options, Score, Search, reached, require_judges, score_of
 from offbeat.tasks.task import Task
 
 CANDIDATES = (
@@ -104,7 +103,8 @@ def choose(
     candidates, dropped = admitted(first, methods, measured)
     if not candidates:
         raise ConfigError([f"{name}: {why}" for name, why in dropped.items()])
-    search = Search(first, target, validation(build(replace(first, method=candidates[0].method)).task), progress)
+    require_judges(replace(first, method=candidates[0].method))
+    search = Search(first, target, progress)
     search.open(candidates)
     for candidate in sorted(candidates, key=lambda one: one.score):
         search.climb(candidate, max(1, trials // 2))
@@ -259,7 +259,7 @@ def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: f
     steps = built.fleet.step_seconds
     spread = float(steps.max() / max(float(np.median(steps)), 1e-12))
     slowest = f"the slowest client takes {spread:.2g} times as long for a step as the median one"
-    if isinstance(built.method.when, Hybrid):
+    if built.hybrid is not None:
         said.append("devices of a cluster exchange models over their own links, so fewer reports go to the server")
         if best.method == "async-hl-sgd":
             said.append("and clusters need not wait for one another")

@@ -13,7 +13,7 @@ from offbeat.fleets.timing import phases
 from offbeat.method import Method, Policy
 from offbeat.numerics.mixing import Blocks
 from offbeat.runs.account import Crowd
-from offbeat.schedule.hybrid import Hybrid
+from offbeat.schedule.hybrid import Hybrid, conducts_clusters
 from offbeat.schedule.rounds import Rounds
 
 
@@ -24,35 +24,35 @@ def each(fleet: Fleet) -> tuple[Cluster, ...]:
 def problems(method: Method, fleet: Fleet) -> list[str]:
     """What a method with a hybrid policy asks of the fleet, and the policy of the rule."""
     policy, rule, local, name = method.when, method.what, method.what.local, method.name
-    assert isinstance(policy, Hybrid)
+    assert conducts_clusters(policy)
     if fleet.clusters is None:
         return [f"{name} needs a fleet with clusters; give it some, such as clusters = 4 in [fleet]"]
-    found = []
+    reasons = []
     for number, cluster in enumerate(fleet.clusters.each):
         if policy.gossips and not cluster.linked:
-            found.append(
+            reasons.append(
                 f"cluster {number}: none of its {cluster.size} devices has a link, so they cannot gossip; give it a "
                 "graph, or gossip_rounds = 0"
             )
     if not policy.server and len(fleet.clusters) > 1:
-        found.append(
+        reasons.append(
             f"{name}: without a server the models of {len(fleet.clusters)} clusters never meet; give the fleet one "
             "cluster, with a connected graph of all devices"
         )
     if fleet.presence is not None or fleet.drop_out:
-        found.append(
+        reasons.append(
             f"{name}: a cluster steps with all of its devices, but clients of this fleet come and go or lose jobs; "
             "take a fleet whose clients stay"
         )
     if not policy.server and (rule.up or rule.down):
-        found.append(f"{name}: without a server nothing travels through stages; leave out stages")
+        reasons.append(f"{name}: without a server nothing travels through stages; leave out stages")
     alone = rule.keeps or rule.travels is not None or rule.prime is not None or local.full_gradient
     if alone or (local.remembers and policy.server):
-        found.append(
+        reasons.append(
             f"{name}: its rule looks at clients one by one, and a policy of clusters does not show them; run it with "
             "its own policy, or run hl-sgd"
         )
-    return found
+    return reasons
 
 
 def sharing(fleet: Fleet, policy: Policy) -> Fleet:
@@ -61,10 +61,10 @@ def sharing(fleet: Fleet, policy: Policy) -> Fleet:
         return fleet
     many = np.ones(fleet.clients)
     for cluster in fleet.clusters.each:
-        if isinstance(policy, Hybrid):
+        if conducts_clusters(policy):
             many[list(cluster.members)] = policy.reports(cluster.size)
-        elif isinstance(policy, Rounds):  # each cluster has its part of the cohort
-            many[list(cluster.members)] = max(1.0, (policy.size or fleet.clients) * cluster.size / fleet.clients)
+        elif policy.kind == Rounds.kind:  # each cluster has its part of the cohort
+            many[list(cluster.members)] = max(1.0, (policy.cohort or fleet.clients) * cluster.size / fleet.clients)
     return replace(fleet, up_latency=fleet.up_latency * many, up_bandwidth=fleet.up_bandwidth / many)
 
 

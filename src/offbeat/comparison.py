@@ -21,8 +21,8 @@ from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
 from offbeat.runs.folder import Folder, file_name, reopened
 from offbeat.runs.layout import page_table
-from offbeat.runs.loop import Outcome
 from offbeat.runs.manifest import read_manifest
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
 from offbeat.runs.target import LIMITS, plain_name, target_key

@@ -72,8 +72,8 @@ class Experiment:
             make = maker(name) if kind == "fleet" else registry.find(kind, name)
             own = defaults(make, hidden) | (DEFAULTS.get(name, {}) if kind == "task" else {})
             if options.get("when") is not None:
-                taken = schedule_options(make)
-                own = {key: value for key, value in own.items() if key not in taken}
+                idle = schedule_options(make)
+                own = {key: value for key, value in own.items() if key not in idle}
                 options["when"] = written_policy(options["when"])
             plain[kind] = {"name": name, **own, **options}
         if not plain["callbacks"]:

@@ -21,7 +21,8 @@ from offbeat.runs.columns import StoredRows, batches
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import History, Outcome, go
+from offbeat.runs.loop import History, go
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store

@@ -1,6 +1,6 @@
 """What more devices would bring: seconds of a wave on 1, 2, 4, ... workers, from rates that were measured on this one.
 
-A wave is cut as `engines/tile_solver.py` cuts it; tiles go to whoever is free. A tile takes its steps at the measured
+A wave is cut as `engines/tiling.py` cuts it; tiles go to whoever is free. A tile takes its steps at the measured
 rate of its size. Every message costs the driver some time, one after the other; versions and sums share the driver's
 link. Transfers go on behind the computing, but for the first version and the last sum.
 """
@@ -17,8 +17,9 @@ import torch
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
+from offbeat.engines.crew import InProcess
 from offbeat.engines.engine import Engine
-from offbeat.engines.tile_solver import InProcess, pieces, share, tile_size
+from offbeat.engines.tiling import pieces, share, tile_size
 from offbeat.records import Begun
 
 CALL = 1.1e-3  # seconds of the driver for a message and its answer; measured by `offbeat bench ray` on two cores

@@ -1,6 +1,9 @@
-"""A brief search for options: one at a time, as long as it helps, on data that no final figure uses.
+"""A brief search for options: one at a time, as long as it helps, judged by held-out samples as all trials are.
 
-Trials of all methods share one cut: none goes on for longer than a few times what the best one so far took.
+Trials of all methods share one cut: none goes on for longer than a few times what the best one so far took. `tuning.py`
+looks for the best options of methods that somebody named, each with the same budget, and needs Optuna, which is an
+extra. This search serves `offbeat choose`, which comes without extras: it spends its trials on the methods that lead,
+and none on options that the theory or the clock rules out.
 """
 
 from __future__ import annotations
@@ -12,21 +15,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError
 from offbeat.experiment import run
-from offbeat.runs.loop import Outcome
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import crossing
-from offbeat.tasks.inputs import rows_of
-from offbeat.tasks.task import Task
+from offbeat.trials import Aim, judging
 
 SERVER = ("server_lr", "beta", "alpha")  # what a method calls the server's rate, the first that it has
 COHORT = ("n", "buffer_size")
-HELD_OUT = 5  # every fifth sample of a client is for validation
+HELD_OUT = 0.2  # of every shard, for judging alone
+LEAST_HELD = 20  # samples that judge
 CUT = 2.5  # a trial ends after so many times what the best took
 LOOKS = 120  # evaluations within the budget
 Options = dict[str, Any]
@@ -52,26 +54,31 @@ class Candidate:
         return {"name": self.method, **self.options}
 
 
-def validation(task: Task) -> Task | None:
-    """The task with every fifth sample of each client kept from training, to be tested on; None where shards are too
-    small for that."""
-    shards = [np.asarray(shard) for shard in task.shards]
-    if min(len(shard) for shard in shards) < 2 or sum(len(shard) // HELD_OUT for shard in shards) < 20:
-        return None
-    x, y = task.training
-    kept = torch.as_tensor(np.concatenate([shard[HELD_OUT - 1 :: HELD_OUT] for shard in shards]))
-    rest = [np.delete(shard, np.arange(HELD_OUT - 1, len(shard), HELD_OUT)) for shard in shards]
-    return replace(task, data=(x, y), shards=rest, test=(rows_of(x, kept), rows_of(y, kept)), collate=None)
+def judged(experiment: Experiment, target: float | None) -> Experiment:
+    """The experiment as a trial runs it: judged by a fifth of every shard. Times to the target are not smoothed, which
+    would favour methods with many small commits."""
+    return judging(experiment, HELD_OUT, Aim(target=target, smooth=1))
+
+
+def require_judges(experiment: Experiment) -> None:
+    """An error where shards are too small for a fifth of each to judge: the test set is not for that."""
+    held = sum(len(part) for part in build(judged(experiment, None)).task.held_out or ())
+    if held < LEAST_HELD:
+        raise ConfigError(
+            [f"a fifth of every client's shard is {held} samples in all, and options are judged by {LEAST_HELD} at "
+             "least, none of them from the test set; give clients more samples (a task with fewer clients), or run the "
+             "options that you have in mind with `offbeat compare`"]
+        )  # fmt: skip
 
 
 class Search:
     """Trials of all candidates, with one cut for all of them."""
 
     def __init__(
-        self, experiment: Experiment, target: float | None, task: Task | None,
-        progress: Callable[[str, Mapping[str, float]], Progress] | None,
+        self, experiment: Experiment, target: float | None,
+        progress: Callable[[str, Mapping[str, float]], Progress] | None = None,
     ) -> None:  # fmt: skip
-        self.experiment, self.target, self.task, self.progress = experiment, target, task, progress
+        self.experiment, self.target, self.progress = experiment, target, progress
         self.fastest = math.inf  # virtual seconds to the target, over all trials
         self.horizon = math.inf  # virtual seconds of a trial, while nobody has reached the target
 
@@ -120,13 +127,15 @@ class Search:
             if "virtual_seconds" in until:
                 until["virtual_seconds"] = min(until["virtual_seconds"], self.horizon, CUT * self.fastest)
         spec = replace(
-            self.experiment, method={"name": candidate.method, **options}, task=self.task or self.experiment.task,
-            seed=self.experiment.seed + 1000, until=until, evaluate=evaluate(until),
+            self.experiment, method={"name": candidate.method, **options}, seed=self.experiment.seed + 1000,
+            until=until, evaluate=self.evaluate(until),
         )  # fmt: skip
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Diverging)  # that a trial diverges is a result
-                outcome = run(spec, None, self.shown(f"{candidate.method}, trial {candidate.trials}", until))
+                outcome = run(
+                    judged(spec, self.target), None, self.shown(f"{candidate.method}, trial {candidate.trials}", until)
+                )
         except BadNumbers:
             return 2.0, 0.0
         except ConfigError:
@@ -144,20 +153,21 @@ class Search:
         until = dict(self.experiment.until) | ({} if self.target is None else {"accuracy": self.target})
         for seed in range(self.experiment.seed, self.experiment.seed + seeds):
             spec = replace(
-                self.experiment, method=candidate.spec, seed=seed, until=until, evaluate=evaluate(until, self.fastest)
-            )
+                self.experiment, method=candidate.spec, seed=seed, until=until,
+                evaluate=self.evaluate(until, self.fastest),
+            )  # fmt: skip
             try:
                 made = run(spec, None, self.shown(f"{candidate.method}, seed {seed}", until))
             except BadNumbers as error:
                 made = error.outcome
             candidate.outcomes.append(made)
 
-
-def evaluate(until: Mapping[str, float], fastest: float = math.inf) -> dict[str, float]:
-    """Often enough to tell times apart, seldom enough to cost little."""
-    if "virtual_seconds" in until:
-        return {"every_seconds": min(until["virtual_seconds"], 2 * fastest) / LOOKS}
-    return {"every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
+    def evaluate(self, until: Mapping[str, float], fastest: float = math.inf) -> dict[str, Any]:
+        """What the experiment looks at, often enough to tell times apart and seldom enough to cost little."""
+        looks = {name: value for name, value in self.experiment.evaluate.items() if not name.startswith("every_")}
+        if "virtual_seconds" in until:
+            return {**looks, "every_seconds": min(until["virtual_seconds"], 2 * fastest) / LOOKS}
+        return {**looks, "every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
 
 
 def score_of(outcome: Outcome, target: float | None) -> Score:

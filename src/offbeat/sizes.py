@@ -24,7 +24,7 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
     updates = method.when.cohort or units
     width = max(map(task.per_step, range(task.clients)))
     inputs, outputs = sample_numbers(task)
-    asked = [
+    needs = [
         (
             f"a job of {width:,} samples in a step (batch_size) and a model of {numbers:,} parameters",
             item * (width * (inputs + outputs) + VECTORS * numbers) + 8 * width,
@@ -39,7 +39,7 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
     room = free("device", device)
     return [
         f"{what} takes at least {size / GIB:.3g} GiB, and {room / GIB:.3g} GiB are free on {device}; {remedy}"
-        for what, size, remedy in asked
+        for what, size, remedy in needs
         if size > room
     ]
 

@@ -7,6 +7,7 @@ gives the same bits on one as on eight. A call whose worker dies is made again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -35,16 +36,34 @@ def alone(function: Callable[..., T], given: tuple[Any, ...]) -> T:
     return function(*given)
 
 
+@contextmanager
+def connected(workers: int, address: str | None = None) -> Iterator[None]:
+    """One cluster for several sweeps; one that is started here ends with them."""
+    if problems := ray_problems():
+        raise ConfigError(problems)
+    mine = connect(address, workers)
+    import ray
+
+    try:
+        yield
+    finally:
+        if mine:
+            with quietly():
+                ray.shutdown()
+
+
 def spread(
     calls: Sequence[Call], workers: int, address: str | None = None, device: str = "cpu", label: str = "sweep"
 ) -> Iterator[tuple[int, Any]]:
     """The results as they come, each with the place of its call. An error of a call is raised here."""
-    if problems := ray_problems():
-        raise ConfigError(problems)
-    mine = connect(address, workers)
-    progress = Progress(label, {})
+    with connected(workers, address):
+        yield from results_of(calls, workers, device, label)
+
+
+def results_of(calls: Sequence[Call], workers: int, device: str, label: str) -> Iterator[tuple[int, Any]]:
     import ray
 
+    progress = Progress(label, {})
     room = {"num_cpus": 1, "num_gpus": 1 if device != "cpu" and devices("cuda") else 0}
     remote = ray.remote(alone).options(**room, max_retries=TRIES - 1)
     waiting, running, done = list(enumerate(calls))[::-1], dict[Any, int](), 0
@@ -65,9 +84,6 @@ def spread(
         progress.close()
         for ref in running:
             ray.cancel(ref, force=True)
-        if mine:
-            with quietly():
-                ray.shutdown()
 
 
 def result_of(ray: Any, ref: Any, call: Call) -> Any:

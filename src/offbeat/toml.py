@@ -116,12 +116,13 @@ def value(given: Any) -> str:
 
 
 def inline(given: Any) -> str:
-    """A value in one line, without the library. JSON's texts and numbers are TOML's, but for the infinite."""
+    """A value in one line, without the library. JSON's numbers are TOML's, but for the infinite, and its texts, but for
+    pairs of surrogates and the character DEL."""
     if isinstance(given, dict):
         return "{" + ", ".join(f"{inline(name)} = {inline(each)}" for name, each in given.items()) + "}"
     if isinstance(given, list):
         return f"[{', '.join(map(inline, given))}]"
-    return repr(given) if isinstance(given, float) else json.dumps(given)
+    return repr(given) if isinstance(given, float) else json.dumps(given, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def writable(given: Any) -> Any:

@@ -1,9 +1,9 @@
 """Honest tuning: rates and sizes of several methods, each with the same budget, by what a held-out part says.
 
-Trials learn from the clients' shards without a part of each, and are judged on that part; the test set is not looked
-at. Trials that differ by their rates alone go through one schedule together (`engines/company.py`), and the worse half
-is cut off at a quarter and at a half of the budget. Optuna proposes; every trial is written down, so that tuning can be
-broken off and taken up.
+Trials (`trials.py`) go in generations: first spread over the ranges, then where Optuna expects more. Every trial is run
+with the first seed, those that do well with the others too; the best few are run again with fresh seeds, and the mean
+over all seeds decides. What a generation is rests on the ledger alone, so that tuning can be broken off and taken up,
+and gives the same on any number of workers.
 """
 
 from __future__ import annotations
@@ -13,141 +13,36 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from offbeat import registry, toml
-from offbeat.assemble import Built, build
+from offbeat.assemble import build
 from offbeat.config import Experiment, split_name
-from offbeat.engines.company import Company, common, shareable
-from offbeat.errors import BadNumbers, ConfigError, OffbeatError, shown, unknown
-from offbeat.experiment import run
+from offbeat.errors import ConfigError, OffbeatError, shown, unknown
 from offbeat.numerics.evaluation import Figure
 from offbeat.options import fits
-from offbeat.runs.disk import storing, text_digest
-from offbeat.runs.folder import Folder, reopened
-from offbeat.runs.loop import Evaluate, row_of
-from offbeat.runs.target import plain_name, stop_reason
+from offbeat.runs.disk import text_digest
+from offbeat.trials import LEAST, Aim, Heat, Tried, grouped, judging, run_heat
+from offbeat.tuning_ledger import Entry, Ledger
 
-RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule
 WIDE = {"client_lr": (0.001, 3.0), "server_lr": (0.01, 3.0)}  # where rates are looked for, unless somebody says
-CUTS = (0.25, 0.5)  # shares of the budget at which the worse half leaves
-LEAST = 2  # trials that stay
-LAST = 3  # evaluations whose mean is a trial's value
-LEDGER = "trials.jsonl"
+GENERATION = 4  # trials that Optuna proposes at once
+OFFERS = 4  # for each of them
+GOOD = 4  # of so many trials Optuna takes one for good
+NEAR = 1.25  # times the best seconds to the target with the first seed that let a trial go on to the other seeds
+OTHER = 2.0  # times the best seconds with the first seed that the others may take, while nothing is known of them
+FINALISTS = 3
+CLOSE = 1.1  # times the best mean seconds that make a finalist
+APART = 1 / 50  # of a range, by powers: two trials are not nearer to one another, if Optuna offers others
+PARTS = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of the budget, for the first trials, until one of them reaches the target
 
-Rows = list[dict[str, Any]]
-Cut = Callable[[float, Mapping[int, Rows]], set[int]]  # share of the budget, rows of those that live -> who leaves
-
-
-# ---- trials in company --------------------------------------------------------------------------
-@dataclass
-class Tried:
-    """What a trial came to: its evaluations, why it failed, whether it was cut off, and how many went together."""
-
-    rows: Rows = field(default_factory=list)
-    failed: str | None = None
-    cut: bool = False
-    company: int = 1
-
-
-def run_together(builts: Sequence[Built], cut: Cut | None = None) -> list[Tried]:
-    """Experiments that differ by their rates alone, through one schedule; no run directories."""
-    first = builts[0]
-    until, evaluate = first.experiment.until, Evaluate(**first.experiment.evaluate)
-    methods = [built.method for built in builts]
-    engine = replace(first, method=common(methods)).engine()
-    company, account = Company(engine, methods), first.account()
-    horizon = first.horizon(first.clock())
-    tried = [Tried(company=len(builts)) for _ in builts]
-
-    def look() -> None:
-        for trial in list(company.live):
-            one = tried[trial]
-            one.rows.append(row_of(account, company.evaluate(trial)))
-            if not math.isfinite(one.rows[-1]["loss"]):
-                company.drop(trial, f"its loss is {one.rows[-1]['loss']} at commit {account.commits}")
-            elif stop_reason(until, one.rows, engine.figures):
-                company.drop(trial)
-        if cut is not None and company.live:
-            living = {trial: tried[trial].rows for trial in company.live}
-            for trial in cut(share_of(until, account), living) & set(living):
-                tried[trial].cut = True
-                company.drop(trial)
-
-    with engine.settings:
-        look()
-        for step, staleness in company.commits(horizon):
-            before = account.time
-            account.take(step.rows, step.commit.jobs, staleness)
-            if evaluate.due(account.commits, before, step.time):
-                look()
-            if not company.live or share_of(until, account, counted=False) >= 1:
-                break
-        if any(tried[trial].rows[-1]["commit"] != account.commits for trial in company.live):
-            look()
-    for trial, reason in company.failed.items():
-        tried[trial].failed = reason
-    return tried
-
-
-def share_of(until: Mapping[str, float], account: Any, counted: bool = True) -> float:
-    """How much of the budget is spent; with `counted` false, of those limits that the schedule does not know."""
-    spent = {name: getattr(account, name) for name in ("samples", "bytes_up", "bytes_down", "bytes_d2d")}
-    if counted:
-        spent |= {"commits": account.commits, "virtual_seconds": account.time}
-    return max((spent[name] / until[name] for name in spent if name in until), default=0.0)
-
-
-def run_alone(built: Built) -> Tried:
-    """The same for a method whose trials cannot share waves."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a trial diverges is a result
-            return Tried(run(built.experiment).metrics)
-    except BadNumbers as error:
-        return Tried(error.outcome.metrics, str(error))
+Heats = Generator[list[Heat], list[list[Tried]], list[Tried]]  # asks for heats, is sent what they came to
 
 
 # ---- what is looked for -------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Aim:
-    """What makes a trial good: a metric at the end of the budget, or the time to a target of it."""
-
-    metric: str = "accuracy"
-    more: bool = True
-    target: float | None = None
-
-    def value(self, rows: Rows) -> float | None:
-        """The metric now: the mean of the last evaluations; more is better here."""
-        seen = [row[self.metric] for row in rows if row.get(self.metric) is not None][-LAST:]
-        return None if not seen else (1 if self.more else -1) * sum(seen) / len(seen)
-
-    def score(self, tried: Tried) -> float | None:
-        """Larger is better. With a target the time to it, between evaluations in a straight line; who has not reached
-        it comes after all who have."""
-        if tried.failed or not tried.rows:
-            return None
-        value = self.value(tried.rows)
-        if self.target is None or value is None:
-            return value
-        sign, before = (1 if self.more else -1), None
-        for row in tried.rows:
-            now = row.get(self.metric)
-            if now is None:
-                continue
-            if sign * now >= sign * self.target:
-                if before is None or before[1] == now:
-                    return -float(row["virtual_seconds"])
-                part = (self.target - before[1]) / (now - before[1])
-                return -float(before[0] + part * (row["virtual_seconds"] - before[0]))
-            before = (row["virtual_seconds"], now)
-        gap = abs(self.target - sign * value) / max(abs(self.target), 1e-12)
-        return -float(tried.rows[-1]["virtual_seconds"]) * (2 + gap)
-
-
 @dataclass(frozen=True)
 class Between:
     """A number from a range, by powers."""
@@ -208,43 +103,32 @@ def space_of(method: Any, search: Space) -> dict[str, Between | Sequence[Any]]:
 
 # ---- the search ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Entry:
-    """A trial in the ledger."""
-
-    label: str
-    number: int
-    options: dict[str, Any]
-    score: float | None  # None: it failed
-    cut: bool
-    company: int
-    seconds: float  # of its part of the real time
-    said: str | None = None
-
-
-@dataclass(frozen=True)
 class Tuned:
-    """The best options of each label, and all trials."""
+    """The best options of each label and their score (seconds to a target are negative), and all trials."""
 
     best: dict[str, dict[str, Any]]
+    scores: dict[str, float]
     entries: list[Entry]
     aim: Aim
     seconds: float
 
     def trials(self, label: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.label == label]
+        return [entry for entry in self.entries if entry.label == label and not entry.fresh]
 
 
 def tune(
     experiments: Mapping[str, Experiment], search: Space | None = None, by: str | None = None,
-    target: float | None = None, trials: int = 16, seeds: Sequence[int] = (0,), hold_out: float = 0.2,
+    target: float | None = None, trials: int = 16, seeds: Sequence[int] = (0, 1, 2), hold_out: float = 0.2,
     out: str | Path | None = None, resume: bool = False, company: bool = True,
-    tell: Callable[[str, int, int], None] | None = None,
+    tell: Callable[[str, int, int], None] | None = None, workers: int | None = None, address: str | None = None,
 ) -> Tuned:  # fmt: skip
     """Look for the best options of every experiment's method, with the same budget (`until`, `trials`, `seeds`) each.
 
     `by` is any metric of the runs (None: the accuracy, or the loss), judged at the end of the budget or, with a
-    `target`, by the virtual time to it, on `hold_out` of every client's shard. `out` keeps a ledger, from which
-    `resume` goes on, and `tuned.toml`, which `offbeat compare --tuned` takes.
+    `target`, by the virtual time until the mean of five evaluations meets it, on `hold_out` of every client's shard.
+    The best few are run again with fresh seeds. `out` keeps a ledger, from which `resume` goes on, and `tuned.toml`,
+    which `offbeat compare --tuned` takes. With `workers` so many heats of trials go on side by side on a Ray cluster
+    (`address`, or one that is started here).
     """
     if trials < 1 or not seeds:
         raise ConfigError([f"trials = {trials}, seeds = {list(seeds)}; give at least one of each"])
@@ -259,14 +143,57 @@ def tune(
         build(experiment)
     facts = [{label: e.table() for label, e in judged.items()}, asdict(aim), trials, list(seeds), spaces]
     key = text_digest(json.dumps(facts, default=str))
-    ledger = Ledger(None if out is None else Path(out), key, resume)
-    with ledger:
-        for label, experiment in judged.items():
-            search_one(label, experiment, spaces[label], aim, trials, list(seeds), ledger, company, tell)
-        best = {label: best_options(label, ledger.entries) for label in judged}
-        found = Tuned(best, ledger.entries, aim, time.perf_counter() - began)
-        ledger.close(experiments, found, {"trials": trials, "seeds": list(seeds), "hold_out": hold_out})
-    return found
+    with Ledger(None if out is None else Path(out), key, resume) as ledger:
+        searches = {
+            label: MethodSearch(label, experiment, spaces[label], aim, trials, list(seeds), ledger, company, tell)
+            for label, experiment in judged.items()
+        }
+        if workers is None:
+            for search_one in searches.values():
+                conduct([search_one.heats()], lambda heats: [run_heat(heat) for heat in heats])
+        else:
+            from offbeat.spread import connected
+
+            device = next(iter(judged.values())).device
+            with connected(workers, address):
+                conduct(
+                    [search_one.heats() for search_one in searches.values()],
+                    lambda heats: run_side_by_side(heats, workers, address, device),
+                )
+        chosen = {label: search_one.choice() for label, search_one in searches.items()}
+        best = {label: dict(entry.options) for label, (entry, _) in chosen.items()}
+        where = f"{aim.metric} on the held-out part of every shard ({hold_out:.0%})"
+        what = where if target is None else f"time to {target} of {where}"
+        ledger.close(experiments, best, f"Tuned by {what}; {trials} trials of each method, seeds {list(seeds)}.")
+    scores = {label: score for label, (_, score) in chosen.items()}
+    return Tuned(best, scores, ledger.entries, aim, time.perf_counter() - began)
+
+
+def run_side_by_side(heats: Sequence[Heat], workers: int, address: str | None, device: str) -> list[list[Tried]]:
+    from offbeat.spread import Call, spread
+
+    calls = [Call(heat.name, run_heat, (heat,)) for heat in heats]
+    results = dict(spread(calls, workers, address, device, "tuning"))
+    return [results[place] for place in range(len(calls))]
+
+
+def conduct(
+    searches: Sequence[Generator[list[Heat], list[list[Tried]], None]],
+    run_heats: Callable[[list[Heat]], list[list[Tried]]],
+) -> None:
+    """Run what all searches ask for, together, and answer each, until none asks any more."""
+    asking: list[tuple[Generator[list[Heat], list[list[Tried]], None], list[Heat]]] = []
+    for search in searches:
+        if (first := next(search, None)) is not None:
+            asking.append((search, first))
+    while asking:
+        results = iter(run_heats([heat for _, heats in asking for heat in heats]))
+        before, asking = asking, []
+        for search, heats in before:
+            try:
+                asking.append((search, search.send([next(results) for _ in heats])))
+            except StopIteration:
+                continue
 
 
 def method_options(method: Any) -> list[str]:
@@ -287,63 +214,203 @@ def aim_of(experiment: Experiment, by: str | None, target: float | None, hold_ou
     return Aim(name, bool(figures[name].more_is_better), target)
 
 
-def judging(experiment: Experiment, hold_out: float, aim: Aim) -> Experiment:
-    """The experiment as trials run it: a part of every shard is held out, and all figures come from there."""
-    looks = {**experiment.evaluate, "hold_out": hold_out, "on": "held-out", "clients": False}
-    if not {"every_commits", "every_seconds"} & {k for k, v in looks.items() if v is not None}:
-        looks["every_commits"] = 10
-    limits = {name: value for name, value in experiment.until.items() if plain_name(name) != aim.metric}
-    if not limits:
-        raise ConfigError(["until has no limit but the metric that is tuned; give a budget, e.g. virtual_seconds=10"])
-    if aim.target is not None:
-        limits[aim.metric] = aim.target
-    return replace(experiment, evaluate=looks, until=limits, targets=(), callbacks=(), engine="local")
+@dataclass
+class MethodSearch:
+    """The trials of one method."""
 
+    label: str
+    experiment: Experiment
+    space: Mapping[str, Between | Sequence[Any]]
+    aim: Aim
+    trials: int
+    seeds: list[int]
+    ledger: Ledger
+    company: bool
+    tell: Callable[[str, int, int], None] | None
 
-def search_one(
-    label: str, experiment: Experiment, space: Mapping[str, Between | Sequence[Any]], aim: Aim, trials: int,
-    seeds: list[int], ledger: Ledger, company: bool, tell: Callable[[str, int, int], None] | None,
-) -> None:  # fmt: skip
-    """Trials of one method: first spread over the space, then where Optuna expects more."""
-    name, fixed = split_name("method", experiment.method)
-    while len(done := [entry for entry in ledger.entries if entry.label == label]) < trials:
-        if tell is not None:
-            tell(label, len(done), trials)
-        asked = proposed(space, done, trials, experiment.seed)
-        methods = [{"name": name, **fixed, **options} for options in asked]
-        began = time.perf_counter()
-        results = raced([replace(experiment, method=method) for method in methods], aim, seeds, company)
-        each = (time.perf_counter() - began) / len(asked)
+    def heats(self) -> Generator[list[Heat], list[list[Tried]], None]:
+        """Ask for all heats, generation by generation, and write down what they came to."""
+        while len(done := self.ledger.trials(self.label)) < self.trials:
+            if self.tell is not None:
+                self.tell(self.label, len(done), self.trials)
+            options = proposed(self.space, done, self.trials, self.experiment.seed)
+            firsts = yield from self.first_seed(options, done)
+            going = self.going_on(firsts, done)
+            times = [at for one in firsts if (at := self.aim.seconds(one.rows)) is not None]
+            known = [
+                min(self.fastest(n, done), OTHER * min(times, default=math.inf)) for n in range(1, len(self.seeds))
+            ]
+            others = yield from self.run_with(self.seeds[1:], [options[place] for place in going], known)
+            results = [[one] for one in firsts]
+            for place, more in zip(going, others, strict=True):
+                results[place] += more
+            self.note(range(len(done), len(done) + len(options)), options, results, len(self.seeds))
+        finalists = self.finalists()
+        if len(finalists) > 1 and not self.ledger.trials(self.label, fresh=True):
+            if self.tell is not None:
+                self.tell(self.label, self.trials - 1, self.trials)
+            options = [entry.options for entry in finalists]
+            results = yield from self.run_with(self.fresh_seeds, options, [math.inf] * len(self.fresh_seeds))
+            self.note([entry.number for entry in finalists], options, results, len(self.fresh_seeds), fresh=True)
+
+    @property
+    def fresh_seeds(self) -> list[int]:
+        return [max(self.seeds) + n for n in range(1, max(2, len(self.seeds)))]
+
+    def runs(self, options: Sequence[dict[str, Any]], seed: int) -> list[Experiment]:
+        name, fixed = split_name("method", self.experiment.method)
+        return [replace(self.experiment, method={"name": name, **fixed, **each}, seed=seed) for each in options]
+
+    def first_seed(self, options: Sequence[dict[str, Any]], done: Sequence[Entry]) -> Heats:
+        """All trials of a generation with the first seed. While no time to the target is known that could cut them off,
+        trials that do not go together get a part of the budget first."""
+        experiments, best = self.runs(options, self.seeds[0]), self.fastest(0, done)
+        groups = grouped(experiments, self.company)
+        parts = PARTS if self.aim.target is not None and best == math.inf and len(groups) > 1 else (1.0,)
+        for part in parts:
+            short = [replace(each, until=part_of(each.until, part)) for each in experiments]
+            heats = [Heat(tuple(short[n] for n in group), self.aim, best, part == 1) for group in groups]
+            results = yield heats
+            tried = {n: one for group, many in zip(groups, results, strict=True)
+                     for n, one in zip(group, many, strict=True)}  # fmt: skip
+            if any(self.aim.seconds(one.rows) is not None for one in tried.values()):
+                break
+        for one in tried.values():
+            one.cut |= part < 1 and self.aim.seconds(one.rows) is None
+        return [tried[place] for place in range(len(options))]
+
+    def going_on(self, firsts: Sequence[Tried], done: Sequence[Entry]) -> list[int]:
+        """Which trials of a generation are worth the other seeds: those of the better half of all with the first."""
+        scores = {
+            n: score for n, one in enumerate(firsts) if not one.cut and (score := self.aim.score(one)) is not None
+        }
+        known = [entry.scores[0] for entry in done if entry.scores[0] is not None and not entry.cut]
+        order = sorted([*known, *scores.values()], reverse=True)
+        if not order:
+            return []
+        many = max(LEAST, math.ceil((len(done) + len(firsts)) / 2))
+        least = order[:many][-1]
+        if self.aim.target is not None and self.aim.reached(order[0]):
+            least = max(least, NEAR * order[0])
+        return [n for n, score in scores.items() if score >= least]
+
+    def run_with(
+        self, seeds: Sequence[int], options: Sequence[dict[str, Any]], best: Sequence[float]
+    ) -> Generator[list[Heat], list[list[Tried]], list[list[Tried]]]:
+        """These options with each of these seeds, for which these times to the target are known."""
+        found: list[list[Tried]] = [[] for _ in options]
+        heats, places = [], []
+        for seed, known in zip(seeds, best, strict=True):
+            experiments = self.runs(options, seed)
+            for group in grouped(experiments, self.company):
+                heats.append(Heat(tuple(experiments[n] for n in group), self.aim, known, False))
+                places.append(group)
+        if heats:
+            results = yield heats
+            for group, many in zip(places, results, strict=True):
+                for place, one in zip(group, many, strict=True):
+                    found[place].append(one)
+        return found
+
+    def fastest(self, number: int, done: Sequence[Entry]) -> float:
+        """The least seconds to the target with a seed, as far as is known."""
+        scores = [entry.scores[number] for entry in done if len(entry.scores) > number]
+        times = [-score for score in scores if score is not None and self.aim.reached(score)]
+        return min(times, default=math.inf) if self.aim.target is not None else math.inf
+
+    def note(
+        self, numbers: Sequence[int], options: Sequence[dict[str, Any]], results: Sequence[Sequence[Tried]], seeds: int,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         entries = []
-        for number, (options, found) in enumerate(zip(asked, results, strict=True), len(done)):
-            scores = [aim.score(one) for one in found]
-            score = None if None in scores else sum(s for s in scores if s is not None) / len(scores)
+        for number, each, found in zip(numbers, options, results, strict=True):
             said = next((one.failed for one in found if one.failed), None)
-            cut = any(one.cut for one in found)
-            entries.append(Entry(label, number, options, score, cut, found[0].company, each, said))
-        ledger.add(entries)
+            cut = not said and (len(found) < seeds or any(one.cut for one in found))
+            scores, seconds = [self.aim.score(one) for one in found], sum(one.seconds for one in found)
+            entries.append(Entry(self.label, number, each, scores, cut, found[0].company, seconds, said, fresh))
+        self.ledger.add(entries)
+
+    def complete(self) -> list[Entry]:
+        """The trials that were run with all seeds, from the best on; if there is none, those with the most seeds."""
+        there = [entry for entry in self.ledger.trials(self.label) if entry.score is not None]
+        whole = [entry for entry in there if not entry.cut]
+        return sorted(whole or there, key=lambda entry: (-len(entry.scores), -(entry.score or 0.0)))
+
+    def finalists(self) -> list[Entry]:
+        """The best few, if there is a doubt between them."""
+        few = self.complete()[:FINALISTS]
+        best = few[0].score if few else None
+        if best is None or self.aim.target is None or not self.aim.reached(best):
+            return few
+        return [entry for entry in few if entry.score is not None and entry.score >= CLOSE * best]
+
+    def choice(self) -> tuple[Entry, float]:
+        """The best trial and its score: the mean over all seeds, of those that were run with fresh ones."""
+        there = {entry.number: entry for entry in self.complete()}
+        if not there:
+            raise OffbeatError(
+                f"every trial of {self.label} failed; search lower rates (--search client_lr=0.0001..0.01)"
+            )
+        again = [entry for entry in self.ledger.trials(self.label, fresh=True) if entry.score is not None]
+        if not again:
+            best = next(iter(there.values()))
+            return best, best.score or 0.0
+        means = {entry.number: mean([*entry.scores, *there[entry.number].scores]) for entry in again}
+        number = max(means, key=lambda each: means[each])
+        return there[number], means[number]
+
+
+def mean(scores: Sequence[float | None]) -> float:
+    return sum(score or 0.0 for score in scores) / len(scores)
+
+
+def part_of(until: Mapping[str, float], part: float) -> dict[str, float]:
+    """A part of what may be spent."""
+    spent = ("commits", "virtual_seconds", "samples", "bytes_up", "bytes_down", "bytes_d2d")
+    whole = ("commits", "samples")
+    share = {name: max(1, math.ceil(until[name] * part)) if name in whole else until[name] * part
+             for name in spent if name in until}  # fmt: skip
+    return {**until, **share}
 
 
 def proposed(space: Mapping[str, Any], done: Sequence[Entry], trials: int, seed: int) -> list[dict[str, Any]]:
-    """The next trials: half of all spread evenly over the ranges, the rest by Optuna's TPE from what is known."""
+    """The next generation: half of all trials spread evenly over the ranges, the rest by Optuna's TPE from what is
+    known. Optuna is told the order of trials: by their mean score, then those that were cut off, then failures."""
     optuna = needed_optuna()
     first = max(1, math.ceil(trials / 2))
     if not done:
-        return [spread(space, number, first) for number in range(first)]
+        return [spread_over(space, number, first) for number in range(first)]
     spaces = {key: distribution(optuna, values) for key, values in space.items()}
-    worst = min((e.score for e in done if e.score is not None and not e.cut), default=0.0)
+    order = sorted(done, key=lambda e: (e.score is None, e.cut, -(e.score or 0.0)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that some of its options are experimental
-        sampler = optuna.samplers.TPESampler(seed=seed % 2**32 + len(done), n_startup_trials=1, constant_liar=True)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        for entry in done:  # whoever was cut off or failed is no better than the worst of the others
-            value = worst - abs(worst) - 1.0 if entry.score is None else entry.score
-            value = min(value, worst) if entry.cut else value
-            study.add_trial(optuna.trial.create_trial(params=entry.options, distributions=spaces, value=value))
-        return [dict(study.ask(spaces).params) for _ in range(trials - len(done))]
+        sampler = optuna.samplers.TPESampler(
+            seed=seed % 2**32 + len(done), n_startup_trials=1, constant_liar=True, gamma=lambda n: math.ceil(n / GOOD)
+        )
+        study = optuna.create_study(direction="minimize", sampler=sampler)
+        for rank, entry in enumerate(order):
+            study.add_trial(optuna.trial.create_trial(params=entry.options, distributions=spaces, value=float(rank)))
+        known, many = [entry.options for entry in done], min(GENERATION, trials - len(done))
+        offers = [dict(study.ask(spaces).params) for _ in range(OFFERS * many)]
+    chosen: list[dict[str, Any]] = []
+    for offer in offers:
+        if len(chosen) < many and not any(alike(space, offer, other) for other in [*known, *chosen]):
+            chosen.append(offer)
+    return chosen + [offer for offer in offers if offer not in chosen][: many - len(chosen)]
 
 
-def spread(space: Mapping[str, Any], number: int, many: int) -> dict[str, Any]:
+def alike(space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two trials are too near to one another to say more than one of them."""
+    for key, values in space.items():
+        if not isinstance(values, Between):
+            if one[key] != other[key]:
+                return False
+        elif abs(math.log(one[key] / other[key])) > APART * math.log(values.high / values.low):
+            return False
+    return True
+
+
+def spread_over(space: Mapping[str, Any], number: int, many: int) -> dict[str, Any]:
     """Trial `number` of `many`: ranges in the middle of equal parts, by powers; of choices each in turn."""
     found: dict[str, Any] = {}
     for place, (key, values) in enumerate(space.items()):
@@ -368,119 +435,3 @@ def needed_optuna() -> Any:
         raise ConfigError(["tuning needs Optuna; install it: pip install 'offbeat[tune]'"]) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def raced(experiments: Sequence[Experiment], aim: Aim, seeds: Sequence[int], company: bool) -> list[list[Tried]]:
-    """The trials with the first seed, of which the worse half is cut off twice; those that are left with the others."""
-    found: list[list[Tried]] = [[] for _ in experiments]
-    for seed in seeds:
-        alive = [n for n, tried in enumerate(found) if not any(one.cut or one.failed for one in tried)]
-        builts = {number: build(replace(experiments[number], seed=seed)) for number in alive}
-        groups: dict[str, list[int]] = {}
-        for number, built in builts.items():
-            groups.setdefault(schedule_key(built) if company else str(number), []).append(number)
-        for group in groups.values():
-            shared = company and shareable(builts[group[0]].method) is None
-            if shared:
-                cut = halving(aim) if seed == seeds[0] else None
-                tried = run_together([builts[number] for number in group], cut)
-            else:
-                tried = [run_alone(builts[number]) for number in group]
-            for number, one in zip(group, tried, strict=True):
-                found[number].append(one)
-    return found
-
-
-def schedule_key(built: Built) -> str:
-    """Equal for experiments that differ by their rates alone."""
-    table = built.experiment.table()
-    options = {key: value for key, value in table["method"].items() if key not in RATES}
-    given = [isinstance(table["method"].get(key), str | None) for key in RATES]  # beta None is another formula
-    return json.dumps([options, given, table["seed"]], sort_keys=True, default=str)
-
-
-def halving(aim: Aim) -> Cut:
-    """At each of CUTS the worse half of those that live leaves; two stay."""
-    left = list(CUTS)
-
-    def cut(share: float, rows: Mapping[int, Rows]) -> set[int]:
-        if not left or share < left[0]:
-            return set()
-        left.pop(0)
-        values = {trial: value for trial, seen in rows.items() if (value := aim.value(seen)) is not None}
-        order = sorted(rows, key=lambda trial: values.get(trial, -math.inf), reverse=True)
-        return set(order[max(LEAST, math.ceil(len(order) / 2)) :])
-
-    return cut
-
-
-def best_options(label: str, entries: Sequence[Entry]) -> dict[str, Any]:
-    """Those of the best trial that was not cut off."""
-    there = [entry for entry in entries if entry.label == label and entry.score is not None and not entry.cut]
-    if not there:
-        raise OffbeatError(f"every trial of {label} failed; search lower rates (--search client_lr=0.0001..0.01)")
-    return dict(max(there, key=lambda entry: entry.score or 0.0).options)
-
-
-# ---- what is written down -----------------------------------------------------------------------
-class Ledger:
-    """All trials so far, on the disk where there is a directory: a line for each, in whole batches."""
-
-    def __init__(self, out: Path | None, key: str, resume: bool) -> None:
-        self.entries: list[Entry] = []
-        self.folder: Folder | None = None
-        self.key = key
-        if out is None:
-            return
-        lines: list[str] = []
-        if resume and (out / LEDGER).is_file():
-            first, *lines = (out / LEDGER).read_text().splitlines() or [""]
-            if json.loads(first or "{}").get("key") != key:
-                raise OffbeatError(
-                    f"{out} holds a tuning of something else (other methods, budget or search); choose another --out"
-                )
-            self.entries = [Entry(**json.loads(line)) for line in lines]
-        elif resume and not out.exists():
-            raise OffbeatError(f"there is no tuning in {out} to go on with")
-        self.folder = reopened(out, "tuning") if resume else Folder(out, "tuning")
-        self.write()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.folder is not None:
-            self.folder.lock.release()
-
-    def add(self, entries: Sequence[Entry]) -> None:
-        self.entries += entries
-        self.write()
-
-    def write(self) -> None:
-        if self.folder is None:
-            return
-        lines = [json.dumps({"key": self.key}), *(json.dumps(asdict(entry)) for entry in self.entries)]
-        file = self.folder.path / LEDGER
-        with storing(self.folder.path):
-            new = file.with_suffix(".new")
-            new.write_text("\n".join(lines) + "\n")
-            new.replace(file)
-            self.folder.add([file])
-
-    def close(self, experiments: Mapping[str, Experiment], found: Tuned, budget: Mapping[str, Any]) -> None:
-        """`tuned.toml`: a comparison of the methods with their best options, at the same budget."""
-        if self.folder is None:
-            return
-        common = next(iter(experiments.values())).table()
-        table = {key: value for key, value in common.items() if key != "method"}
-        table["methods"] = {}
-        for label, experiment in experiments.items():
-            name, fixed = split_name("method", experiment.method)
-            table["methods"][label] = {"name": name, **fixed, **found.best[label]}
-        judged = f"{found.aim.metric} on the held-out part of every shard ({budget['hold_out']:.0%})"
-        aim = judged if found.aim.target is None else f"time to {found.aim.target} of {judged}"
-        head = f"# Tuned by {aim}; {budget['trials']} trials of each method, seeds {budget['seeds']}.\n"
-        file = self.folder.path / "tuned.toml"
-        with storing(self.folder.path):
-            file.write_text(head + toml.write(table))
-            self.folder.add([file])

@@ -45,8 +45,8 @@ def measure(policy: str, clients: int) -> dict[str, Any]:
         share = sum(type(record) is Arrived for _, record in islice(clock, STRETCH)) / STRETCH
         began = time.perf_counter()
         deque(islice(clock, STRETCH), maxlen=0)  # handed out and dropped: the reader costs nothing
-        taken = time.perf_counter() - began
-        rates.append((share * STRETCH / taken, STRETCH / taken))
+        seconds = time.perf_counter() - began
+        rates.append((share * STRETCH / seconds, STRETCH / seconds))
     return {
         "policy": policy, "clients": clients, "at once": at_once, "arrivals/s": median(rate for rate, _ in rates),
         "at best": max(rate for rate, _ in rates), "rows/s": median(rate for _, rate in rates),
@@ -58,8 +58,8 @@ def peak() -> int:
     """Bytes that this process has held at most. Linux counts them anew for a new program; `getrusage` does not."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
-    return 1024 * (found[0] if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+    return 1024 * (peaks[0] if peaks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from offbeat.assemble import build_method
@@ -22,7 +21,7 @@ from offbeat.records import Begun
 from offbeat.tasks.models import build
 from offbeat.tasks.task import Task
 
-SAMPLES, BATCH, STEPS = 40, 10, 20  # of each client
+SAMPLES, STEPS = 40, 20  # of each client
 
 
 class Family(NamedTuple):
@@ -71,7 +70,7 @@ def family_task(family: Family, clients: int) -> Task:
     shards = [np.arange(SAMPLES * i, SAMPLES * (i + 1)) for i in range(clients)]
     model = build(family.model, family.shape, family.outputs, 0, **family.options)
     loss = at_every_place if family.every_place else functional.cross_entropy
-    return Task(model, loss, (x, y), shards, batch_size=BATCH, name=family.name)
+    return Task(model, loss, (x, y), shards, batch_size=work.BATCH, name=family.name)
 
 
 def at_every_place(scores: Tensor, targets: Tensor) -> Tensor:
@@ -93,9 +92,9 @@ def measure(family: Family, clients: int, device: torch.device, precision: Preci
         engine.solve(jobs)
         work.finish(device)
         first = time.perf_counter() - began
-        settle(partial(engine.solve, jobs), device, 1.0 if quick else 4.0)
+        work.warm_up(partial(engine.solve, jobs), device, 1.0 if quick else 4.0)
     few = range(min(clients, 3))
-    loop = partial(plain_loop, task, few, steps, device)
+    loop = partial(work.plain_loop, task, few, lambda _: steps, device)
     loop()
     plain = wave = float("inf")
     for _ in range(3 if quick else 5):
@@ -107,29 +106,3 @@ def measure(family: Family, clients: int, device: torch.device, precision: Preci
         "ratio": rates[1] / rates[0], "first wave s": first, "way": engine.solver.rung,
         "notes": sorted({str(note.message).splitlines()[0] for note in said}),
     }  # fmt: skip
-
-
-def settle(job: Callable[[], Any], device: torch.device, least: float) -> None:
-    """Until all is captured or traced: some goes, and some seconds, but no more than half a minute."""
-    began, goes = time.perf_counter(), 0
-    while (goes < 16 or time.perf_counter() - began < least) and time.perf_counter() - began < 30:
-        job()
-        work.finish(device)
-        goes += 1
-
-
-def plain_loop(task: Task, clients: range, steps: int, device: torch.device) -> None:
-    """What one would write without this package: a module, an optimiser, one client after the other."""
-    model: nn.Module = task.model.to(device).train()
-    begin = {name: value.clone() for name, value in model.state_dict().items()}
-    rows = torch.cat([torch.as_tensor(task.shards[client]) for client in clients])
-    x, y = (t[rows].to(device) for t in task.training)
-    for client in clients:
-        model.load_state_dict(begin)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(steps):
-            own = SAMPLES * client + torch.randint(SAMPLES, (BATCH,), device=device)
-            optimiser.zero_grad()
-            task.loss(model(x[own]), y[own]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-    model.load_state_dict(begin)

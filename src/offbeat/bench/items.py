@@ -8,7 +8,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -88,11 +87,11 @@ def facts(settings: Settings) -> dict[str, Any]:
         "offbeat": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        **{name: found(name) for name in names},
+        **{name: version_of(name) for name in names},
     }
 
 
-def found(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return version(package)
     except ModuleNotFoundError:
@@ -125,7 +124,7 @@ def waves(settings: Settings) -> Rows:
             method = build_method({"name": "local-sgd", "local_steps": steps})
             engine = Engine(method, task, 0, device, settings.precision)
             jobs = [Begun(client, 0, 0, steps) for client in range(size)]
-            warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+            work.warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
             few = range(min(size, 10))  # the plain loop's cost is per client: ten are enough to know it
             goes = 3 if gpu else 1  # of a wave in one timing
             plain, wave = [], []
@@ -154,17 +153,17 @@ def unequal(settings: Settings) -> Rows:
             "linear, 0.1 to 1.9 of the mean": [round(mean * part) for part in spread],
             "one takes half of all": [mean * clients // 2 // (clients - 1)] * (clients - 1) + [mean * clients // 2],
         }
-        taken = {law: float("inf") for law in laws}  # fmt: skip
+        seconds = {law: float("inf") for law in laws}  # fmt: skip
         for round_ in range(2 if settings.quick else 6):
             for law, steps in laws.items():
                 jobs = [Begun(client, 0, 0, count) for client, count in enumerate(steps)]
                 if round_ == 0:
-                    warm_up(partial(engine.solve, jobs), device, 0.5 if device.type == "cuda" else 2.0)
-                taken[law] = min(taken[law], work.seconds(partial(engine.solve, jobs), device) / sum(steps))
+                    work.warm_up(partial(engine.solve, jobs), device, 0.5 if device.type == "cuda" else 2.0)
+                seconds[law] = min(seconds[law], work.seconds(partial(engine.solve, jobs), device) / sum(steps))
         for law, steps in laws.items():
             rows.append({
                 "model": name, "steps": law, "largest / mean": max(steps) * clients / sum(steps),
-                "seconds per client-step": taken[law], "cost over equal": taken[law] / taken["equal"],
+                "seconds per client-step": seconds[law], "cost over equal": seconds[law] / seconds["equal"],
             })  # fmt: skip
     return rows
 
@@ -172,15 +171,6 @@ def unequal(settings: Settings) -> Rows:
 def repeat(job: Callable[[Any], Any], argument: Any, times: int) -> None:
     for _ in range(times):
         job(argument)
-
-
-def warm_up(job: Callable[[], Any], device: torch.device, least: float) -> None:
-    """Until everything is compiled, captured or traced: some goes, and some seconds."""
-    began, goes = time.perf_counter(), 0
-    while goes < 12 or time.perf_counter() - began < least:
-        job()
-        goes += 1
-    work.finish(device)
 
 
 # ---- (b), (c) asynchronous runs -----------------------------------------------------------------
@@ -241,8 +231,8 @@ def attainable(settings: Settings) -> Rows:
     task = work.small_task("dlsgd-cnn", clients)
     engine = Engine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, settings.precision)
     jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
-    warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
-    taken = min(work.seconds(partial(engine.solve, jobs), device) for _ in range(3)) / steps
+    work.warm_up(partial(engine.solve, jobs), device, 0.5 if gpu else 3.0)
+    seconds = min(work.seconds(partial(engine.solve, jobs), device) for _ in range(3)) / steps
     side = 8192 if gpu else 1024
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
@@ -258,9 +248,9 @@ def attainable(settings: Settings) -> Rows:
     bytes_moved = 4 * (6 * engine.solver.problem.model.dimension + 4 * outputs)
     floor = clients * max(operations / rate, bytes_moved / bandwidth)
     return [{
-        "clients": clients, "step ms": 1e3 * taken, "products TFLOP/s": rate / 1e12, "copies GB/s": bandwidth / 1e9,
-        "reached TFLOP/s": clients * operations / taken / 1e12, "reached GB/s": clients * bytes_moved / taken / 1e9,
-        "share of the attainable": floor / taken,
+        "clients": clients, "step ms": 1e3 * seconds, "products TFLOP/s": rate / 1e12, "copies GB/s": bandwidth / 1e9,
+        "reached TFLOP/s": clients * operations / seconds / 1e12, "reached GB/s": clients * bytes_moved / seconds / 1e9,
+        "share of the attainable": floor / seconds,
     }]  # fmt: skip
 
 

@@ -16,9 +16,10 @@ import torch
 from offbeat.assemble import build_method
 from offbeat.bench import RAY, work
 from offbeat.config import Experiment
+from offbeat.engines.crew import Reply, in_process
 from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, connect, quietly, ray_crew
-from offbeat.engines.tile_solver import Reply, TileSolver, in_process
+from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Tile
 from offbeat.experiment import run
 from offbeat.plan import GBIT, Rates

@@ -65,7 +65,7 @@ def protocol_task(unequal: bool) -> Task:
 def plain_loop(task: Task, clients: Sequence[int], steps: Callable[[int], int], device: torch.device) -> None:
     """What one would write without this package: a module, an optimiser, one client after the other."""
     rows = torch.cat([torch.as_tensor(task.shards[client]) for client in clients])
-    x, y = (t[rows].to(device) for t in task.data)  # what these clients hold
+    x, y = (t[rows].to(device) for t in task.training)  # what these clients hold
     shards = torch.split(torch.arange(len(rows), device=device), [len(task.shards[client]) for client in clients])
     model = task.model.to(device).train()
     begin = {name: value.clone() for name, value in model.state_dict().items()}
@@ -75,7 +75,7 @@ def plain_loop(task: Task, clients: Sequence[int], steps: Callable[[int], int], 
         for _ in range(steps(client)):
             rows = shard[torch.randint(len(shard), (BATCH,), device=device)]
             optimiser.zero_grad()
-            functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            task.loss(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     model.load_state_dict(begin)
 
@@ -87,6 +87,15 @@ def seconds(work: Callable[[], Any], device: torch.device) -> float:
     work()
     finish(device)
     return time.perf_counter() - began
+
+
+def warm_up(job: Callable[[], Any], device: torch.device, least: float) -> None:
+    """Until everything is compiled, captured or traced: some goes, and some seconds, but no more than half a minute."""
+    began, goes = time.perf_counter(), 0
+    while (goes < 16 or time.perf_counter() - began < least) and time.perf_counter() - began < 30:
+        job()
+        finish(device)
+        goes += 1
 
 
 def finish(device: torch.device) -> None:

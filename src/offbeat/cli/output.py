@@ -14,7 +14,7 @@ from offbeat.errors import ConfigError, OffbeatError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from offbeat.runs.loop import Outcome
+    from offbeat.runs.outcome import Outcome
 
 
 def terminal() -> Console:

@@ -10,7 +10,7 @@ import typer
 
 from offbeat import toml
 from offbeat.cli.compare_command import labelled
-from offbeat.cli.flags import Device, FleetName, Json, Metrics, Sets, TaskName, Until, merge
+from offbeat.cli.flags import Address, Device, FleetName, Json, Metrics, Sets, TaskName, Until, merge
 from offbeat.cli.output import show_json, show_table, sign_of_life
 
 
@@ -39,13 +39,18 @@ def tune(
         float | None, typer.Option(help="Judge by the virtual time to this value instead of by the last value.")
     ] = None,
     trials: Annotated[int, typer.Option(help="For each method.", min=1)] = 16,
-    seeds: Annotated[int, typer.Option(help="How many seeds judge those that are not cut off.", min=1)] = 1,
+    seeds: Annotated[
+        int,
+        typer.Option(help="Seeds for trials that are not cut off; the best get fresh ones.", min=1),
+    ] = 3,
     hold_out: Annotated[float, typer.Option(help="The share of every client's samples that judges.")] = 0.2,
     alone: Annotated[bool, typer.Option("--alone", help="One trial after the other, without sharing waves.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for the ledger and tuned.toml; new or empty.")] = Path(
         "runs/tune"
     ),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the tuning in --out.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Trials side by side, each on one thread, by Ray.", min=1)] = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Tune several methods with the same budget each, on a part of every shard that no final figure uses.
@@ -68,20 +73,21 @@ def tune(
 
     found = look_for(
         experiments, parse_search(search or []), by, target, trials, range(common.seed, common.seed + seeds), hold_out,
-        out, resume, not alone, tell,
+        out, resume, not alone, None if workers else tell, workers, address,
     )  # fmt: skip
     tuned = out / "tuned.toml"
     if as_json:
-        show_json({"tuned": str(tuned), "best": found.best, "trials": len(found.entries), "seconds": found.seconds})
+        told = {"tuned": str(tuned), "best": found.best, "scores": found.scores, "trials": len(found.entries)}
+        show_json({**told, "seconds": found.seconds})
         return
     rows = []
     for label, best in found.best.items():
-        mine = found.trials(label)
-        top = max(entry.score for entry in mine if entry.score is not None and not entry.cut)
+        mine, score = found.trials(label), found.scores[label]
         chosen = ", ".join(f"{name} = {spoken(value)}" for name, value in best.items())
+        value = spoken(score if target is None and found.aim.more else -score)
+        value = value if found.aim.reached(score) else "not reached"
         lost = sum(entry.score is None for entry in mine)
-        value = top if target is None and found.aim.more else -top
-        rows.append([label, chosen, spoken(value), str(len(mine)), str(sum(e.cut for e in mine)), str(lost)])
+        rows.append([label, chosen, value, str(len(mine)), str(sum(e.cut for e in mine)), str(lost)])
     judged = found.aim.metric if target is None else f"s to {found.aim.metric} {target}"
     columns = ["method", "best", f"{judged} (held-out)", "trials", "cut off", "failed"]
     show_table(f"{len(found.entries)} trials in {found.seconds:.1f} s", columns, rows, [0, 1, 2, 3, 4, 5])

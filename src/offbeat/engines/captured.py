@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry
+from offbeat.numerics.draws import compiled
 from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 
 LADDER = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -93,6 +94,7 @@ class GraphAdvance:
         self.taken: Counter[tuple[int, int]] = Counter()  # steps
         self.pool: Any = None
         self.worth = WORTH
+        self.compiled: set[int] = set()  # samples per step
 
     def __call__(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
@@ -103,6 +105,9 @@ class GraphAdvance:
         self.seen[clients, width] += 1
         size = (clients if self.seen[clients, width] >= OFTEN else padded(clients), width)
         if size not in self.graphs:
+            if width not in self.compiled:
+                self.compiled.add(width)
+                compile_step(problem, carry, work, tally, width)
             self.graphs[size] = Graphs(make_buffers(size[0], carry, work, tally), {})
         self.graphs.move_to_end(size)
         if len(self.graphs) > HELD:
@@ -163,6 +168,19 @@ def run_steps(problem: Problem, at: Buffers, steps: int, width: int) -> None:
         carry, losses[:, k] = one_step(problem, carry, job_at(at.work, step, k), x[k], y[k], noise[:, k])
     write((at.carry, at.tally), (carry, tallied(at.tally, losses, at.begin)))
     at.begin.add_(steps)
+
+
+def compile_step(problem: Problem, carry: Carry, work: Work, tally: Tally, width: int) -> None:
+    """Have all kernels of a step compiled at once, rather than each when the first step comes to it."""
+    if not compiled():
+        return
+    from offbeat.numerics.fast.compiling import side_by_side
+
+    at = make_buffers(len(work.client), carry, work, tally)
+    write((at.carry, at.work, at.tally), (carry, work, tally))
+    with side_by_side() as possible:
+        if possible:
+            run_steps(problem, at, 1, width)
 
 
 def make_buffers(size: int, carry: Carry, work: Work, tally: Tally) -> Buffers:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from offbeat import keys
 from offbeat.choices import Choice, Mode, Precision
+from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
 from offbeat.engines.solver import LocalSolver
-from offbeat.engines.tile_solver import CrewMaker, TileSolver, in_process
+from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
@@ -170,13 +171,12 @@ class Engine(Shown):
         plans = []
         for ahead, planned in enumerate((step, *horizon.steps)):
             names = planned.commit.jobs
-            cohort = [begun.get(name) or horizon.wanted.get(name) for name in names]
-            known = [job for job in cohort if job is not None]
-            if len(known) < len(cohort) or not any(job in known for job in jobs):
+            known = [job for name in names if (job := begun.get(name) or horizon.wanted.get(name)) is not None]
+            if len(known) < len(names) or not any(job in known for job in jobs):
                 continue
             staleness = [version + ahead - job.version for job in known]
-            told = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
-            plans.append(Plan(version + ahead, names, rule.weights(told)))
+            cohort = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
+            plans.append(Plan(version + ahead, names, rule.weights(cohort)))
         return plans
 
     def answer(self) -> Answer:

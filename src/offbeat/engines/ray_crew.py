@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.engines.tile_solver import Crew, CrewMaker, Reply
+from offbeat.engines.crew import Crew, CrewMaker, Reply
 from offbeat.engines.tile_worker import Spec, array
 from offbeat.errors import OffbeatError
 

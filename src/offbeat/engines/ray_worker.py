@@ -109,8 +109,8 @@ class RayWorker(TileWorker):
         return facts, self.sizes()
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = ray.get(handle[0])
-        return found
+        state: Mapping[str, Any] = ray.get(handle[0])
+        return state
 
 
 def shared(values: Any) -> torch.Tensor:

@@ -60,9 +60,9 @@ class Server:
         samples, devices = [sum(self.sizes[i] for i in each) for each in behind], [len(each) for each in behind]
         columns = torch.tensor([staleness, steps, samples, devices], dtype=self.dtype)
         numbers = torch.tensor(clients).to(self.device, non_blocking=True)
-        stale, taken, shards, many = columns.to(self.device, non_blocking=True)
+        stale, counts, shards, many = columns.to(self.device, non_blocking=True)
         whole, key = (len(self.sizes), sum(self.sizes), self.units), keys.key(self.seed, "commit", version)
-        return Cohort(stale, taken, shards, numbers, many, version, *whole, key, {})
+        return Cohort(stale, counts, shards, numbers, many, version, *whole, key, {})
 
     def commit(self, jobs: Sequence[Begun], updates: Update, sums: Sums | None = None) -> list[int]:
         """The next version, from a row of all that was sent for each of the jobs; and how stale each update was. With

@@ -82,7 +82,7 @@ def deterministic() -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
     before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
-    asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kernels = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     cudnn.deterministic, cudnn.benchmark = True, False
@@ -91,7 +91,7 @@ def deterministic() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
+        torch.use_deterministic_algorithms(kernels[0], warn_only=kernels[1])
         cudnn.deterministic, cudnn.benchmark = before[:2]
         memory.fill_uninitialized_memory = before[2]
         if workspace is None:

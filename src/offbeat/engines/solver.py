@@ -200,19 +200,26 @@ class LocalSolver:
         outcomes: list[Outcome] = []
         while jobs:
             now = jobs[: self.limit]
-            try:
-                outcomes.append(self.remembered(now, self.climbed(self.starts(versions, now), now)))
-            except torch.OutOfMemoryError:
+            outcome = self.tried(versions, now)
+            if outcome is None:  # by now the failure has let go of what it held
                 self.halve(len(now))
                 continue
-            jobs = jobs[self.limit :]
+            outcomes.append(self.remembered(now, outcome))
+            jobs = jobs[len(now) :]
         return outcomes
+
+    def tried(self, versions: Mapping[int, State], jobs: list[Begun]) -> Outcome | None:
+        """Solved, or None: the memory ran out."""
+        try:
+            return self.climbed(self.starts(versions, jobs), jobs)
+        except torch.OutOfMemoryError:
+            return None
 
     def halve(self, jobs: int) -> None:
         if jobs == 1:
             raise OffbeatError(
                 f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
-            ) from None
+            )
         if isinstance(self.advance, GraphAdvance):
             self.advance.release()
         gc.collect()  # graphs of earlier runs, too, hold memory until Python lets go of them
@@ -226,8 +233,8 @@ class LocalSolver:
         while True:
             try:
                 outcome = self.way(starts, jobs)
-            except (RuntimeError, ValueError) as error:
-                if isinstance(error, torch.OutOfMemoryError) or self.rung == LADDER[-1]:
+            except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
+                if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:
                     raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self.change("rung", LADDER[LADDER.index(self.rung) + 1])

@@ -18,16 +18,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.choices import Mode
+from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
-from offbeat.engines.tile_worker import Arrays, Key, Solved, Spec, Tile, TileWorker, array, tensor
+from offbeat.engines.tile_worker import Arrays, Key, Solved, Spec, Tile, array, tensor
+from offbeat.engines.tiling import pieces, plans_of, share, tile_size
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
@@ -38,73 +39,6 @@ PARTS = 16  # tiles of a wave, and homes of clients: more workers than that find
 LOG = 64  # waves after which the driver takes a new copy of what clients remember
 BATCHES = 2  # under way to a worker: one that it computes, and the next, whose transfer is behind the computing
 DEATHS = 4  # workers lost one after the other, while no tile came back, after which a run gives up
-
-
-class Reply(NamedTuple):
-    """What a crew hears: an answer to a ticket, or, without one, that a worker is lost or has joined."""
-
-    worker: int
-    ticket: int | None = None
-    value: Any = None
-    lost: str = ""  # why
-
-
-class Crew(Protocol):
-    """Workers by number, wherever they are. What is asked of one it does in the order of asking."""
-
-    name: str
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """`TileWorker.sizes`, the same for all of one kind."""
-
-    def workers(self) -> list[int]: ...
-    def share(self, state: Mapping[str, Tensor]) -> Any:
-        """Place vectors where every worker finds them; what stands for them."""
-
-    def ask(self, worker: int, what: str, *given: Any) -> int:
-        """Have a method of `TileWorker` called; the ticket of the answer."""
-
-    def hear(self) -> Reply | None:
-        """The next thing that happens; None: nothing will."""
-
-    def close(self) -> None: ...
-
-
-CrewMaker: TypeAlias = Callable[[Spec], Crew]
-
-
-class InProcess:
-    """A crew of one, in this process."""
-
-    name = "tiles"
-
-    def __init__(self, spec: Spec) -> None:
-        self.worker = TileWorker(spec)
-        self.sizes = self.worker.sizes()
-        self.replies: deque[Reply] = deque()
-        self.asked = 0
-
-    def workers(self) -> list[int]:
-        return [0]
-
-    def share(self, state: Mapping[str, Tensor]) -> Any:
-        return state
-
-    def ask(self, worker: int, what: str, *given: Any) -> int:
-        self.asked += 1
-        self.replies.append(Reply(worker, self.asked, getattr(self.worker, what)(*given)))
-        return self.asked
-
-    def hear(self) -> Reply | None:
-        return self.replies.popleft() if self.replies else None
-
-    def close(self) -> None:
-        """There is nobody to send home."""
-
-
-def in_process(spec: Spec) -> Crew:
-    return InProcess(spec)
 
 
 @dataclass(eq=False)
@@ -294,20 +228,20 @@ class TileSolver:
     def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
         parts = {id(result.updates): result.updates for result in results}
         local = self.problem.local
-        held: dict[int, Arrays] = {}
+        rows_of: dict[int, Arrays] = {}
         for place, part in parts.items():
             if part.given is not None:
-                held[place] = part.given
+                rows_of[place] = part.given
             elif part.solved.rows is not None or not set(names) & set(local.sends):
-                held[place] = {**(part.solved.rows or {}), **part.solved.numbers}
+                rows_of[place] = {**(part.solved.rows or {}), **part.solved.numbers}
         for place, rows in zip(
-            [place for place in parts if place not in held],
-            self.ask_held("rows", [(part,) for place, part in parts.items() if place not in held]),
+            [place for place in parts if place not in rows_of],
+            self.ask_held("rows", [(part,) for place, part in parts.items() if place not in rows_of]),
             strict=True,
         ):
-            held[place] = rows
+            rows_of[place] = rows
         return {
-            name: tensor(np.stack([held[id(r.updates)][name][r.row] for r in results])).to(self.device)
+            name: tensor(np.stack([rows_of[id(r.updates)][name][r.row] for r in results])).to(self.device)
             for name in names
         }
 
@@ -327,8 +261,8 @@ class TileSolver:
                 continue
             rows = [results[place].row for place in places[key]]
             lacking.append((part, rows, {name: array(each[places[key]]) for name, each in weights.items()}))
-        for (part, *_), found in zip(lacking, self.ask_held("sums", lacking), strict=True):
-            sums[part.tile.key] = found
+        for (part, *_), vectors in zip(lacking, self.ask_held("sums", lacking), strict=True):
+            sums[part.tile.key] = vectors
         total: Update = {}
         for name in weights:
             whole = np.array(sums[order[0]][name])
@@ -339,24 +273,24 @@ class TileSolver:
 
     def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:
         """Ask workers for what they hold: of each tile `rows`, or `sums`. A tile that was lost is waited for."""
-        found: dict[int, Arrays] = {}
-        asked: dict[int, int] = {}  # the ticket of each
+        values: dict[int, Arrays] = {}
+        tickets: dict[int, int] = {}  # of each
 
-        def take(places: list[int], values: list[Arrays]) -> None:
-            found.update(zip(places, values, strict=True))
-            self.count(what, values)
+        def take(places: list[int], arrays: list[Arrays]) -> None:
+            values.update(zip(places, arrays, strict=True))
+            self.count(what, arrays)
 
-        while len(found) < len(wanted):
+        while len(values) < len(wanted):
             due: dict[int, list[int]] = {}
             for place, (part, *_) in enumerate(wanted):
-                if place not in found and asked.get(place) not in self.tickets and part.done:
+                if place not in values and tickets.get(place) not in self.tickets and part.done:
                     due.setdefault(part.worker, []).append(place)
             for worker, places in due.items():
                 keys = [wanted[place][0].tile.key for place in places]
                 given = keys if what == "rows" else [(key, *wanted[p][1:]) for key, p in zip(keys, places, strict=True)]
-                asked |= dict.fromkeys(places, self.send(worker, what, partial(take, places), given))
+                tickets |= dict.fromkeys(places, self.send(worker, what, partial(take, places), given))
             self.hear_more()
-        return [found[place] for place in range(len(wanted))]
+        return [values[place] for place in range(len(wanted))]
 
     def count(self, what: str, values: Iterable[Arrays]) -> None:
         self.bytes[what] += sum(a.nbytes for value in values for a in value.values())
@@ -461,14 +395,14 @@ class TileSolver:
             self.hear_more()
         for home, log in list(self.log.items()):
             clients = sorted({job.client for part in log for job in self.devices(part.tile.jobs)})
-            found: list[Arrays] = []
+            memories: list[Arrays] = []
             ticket = None
-            while not found:
+            while not memories:
                 if ticket not in self.tickets:
-                    ticket = self.send(self.where[home], "remembered", found.append, clients)
+                    ticket = self.send(self.where[home], "remembered", memories.append, clients)
                 self.hear_more()
-            self.count("memory", found)
-            self.memory.write(torch.tensor(clients), {name: tensor(value) for name, value in found[0].items()})
+            self.count("memory", memories)
+            self.memory.write(torch.tensor(clients), {name: tensor(value) for name, value in memories[0].items()})
         # A tile whose updates are needed yet cannot be computed again from the new copy: the driver takes them too.
         open_parts = [part for log in self.log.values() for part in log if part.needed]
         for part, rows in zip(open_parts, self.ask_held("rows", [(part,) for part in open_parts]), strict=True):
@@ -493,19 +427,19 @@ class TileSolver:
         handle = self.crew.share({"model": model})
         groups = self.clients if self.remembers else [list(range(self.problem.samples.clients))]
         chunks = [(home, list(own)) for home, all_ in enumerate(groups) for own in pieces(all_, self.tiling["most"])]
-        found: dict[int, np.ndarray] = {}
-        asked: dict[int, int] = {}
+        means: dict[int, np.ndarray] = {}
+        tickets: dict[int, int] = {}
         for turn, (_, clients) in enumerate(chunks):
-            while turn not in found:
+            while turn not in means:
                 workers = self.crew.workers()
                 for place in range(turn, min(len(chunks), turn + BATCHES * len(workers))):
-                    if place not in found and asked.get(place) not in self.tickets:
+                    if place not in means and tickets.get(place) not in self.tickets:
                         home, own = chunks[place]
                         worker = self.where[home] if self.remembers else workers[place % len(workers)]
-                        then = partial(found.__setitem__, place)
-                        asked[place] = self.send(worker, "opening", then, handle, own)
+                        then = partial(means.__setitem__, place)
+                        tickets[place] = self.send(worker, "opening", then, handle, own)
                 self.hear_more()
-            gradients = tensor(found.pop(turn))
+            gradients = tensor(means.pop(turn))
             self.bytes["rows"] += gradients.nbytes
             if self.memory is not None:
                 self.memory.write(torch.tensor(clients), dict.fromkeys(self.remembers, gradients))
@@ -573,44 +507,3 @@ class TileSolver:
 
     def close(self) -> None:
         self.crew.close()
-
-
-def tile_size(jobs: int, tiling: Mapping[str, int]) -> int:
-    """Jobs in a tile of a wave of so many.
-
-    >>> [tile_size(jobs, {"parts": 16, "least": 4, "most": 32}) for jobs in (1, 50, 100, 400, 1000)]
-    [4, 4, 7, 25, 32]
-    """
-    return min(tiling["most"], max(tiling["least"], -(-jobs // tiling["parts"])))
-
-
-def share(tiles: int, workers: int) -> int:
-    """How many of the tiles that are left each worker is given at once: three quarters of an even share.
-
-    >>> [share(tiles, 2) for tiles in (16, 4, 1)]
-    [6, 2, 1]
-    """
-    return -(-3 * tiles // (4 * max(1, workers)))
-
-
-def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """In order, as few as can be with at most so many each, and as even as can be.
-
-    >>> pieces(range(10), 4)
-    [range(0, 4), range(4, 7), range(7, 10)]
-    """
-    many = -(-len(things) // size)
-    sizes = [len(things) // many + (i < len(things) % many) for i in range(many)]
-    return [things[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-
-
-def plans_of(jobs: Sequence[Begun], plans: Sequence[Plan]) -> list[tuple[int, list[int], Arrays]]:
-    """Those of the plans that take some of these jobs, as places and weights of these alone."""
-    rows = {job[:2]: row for row, job in enumerate(jobs)}
-    found = []
-    for plan in plans:
-        places = [place for place, name in enumerate(plan.jobs) if name in rows]
-        if places:
-            weights = {name: array(each[places]) for name, each in plan.weights.items()}
-            found.append((plan.version, [rows[plan.jobs[place]] for place in places], weights))
-    return found

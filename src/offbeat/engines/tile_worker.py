@@ -122,9 +122,9 @@ class TileWorker:
         return Solved(tile.key, outcome.bad.tolist(), numbers, rows, sums)
 
     def sum(self, key: Key, rows: Sequence[int], weights: Arrays) -> Arrays:
-        held, index = self.updates[key], torch.tensor(rows, device=self.device)
+        updates, index = self.updates[key], torch.tensor(rows, device=self.device)
         return {
-            name: array(tensor(each).to(self.device) @ held[name].index_select(0, index))
+            name: array(tensor(each).to(self.device) @ updates[name].index_select(0, index))
             for name, each in weights.items()
         }
 

@@ -15,7 +15,6 @@ from offbeat.laws.worlds import COMMITS, TOLERANCE, Alone, Passed, Trial, distan
 from offbeat.method import Conductor, Job, Policy, StepRate
 from offbeat.records import Begun, Command, Commit, Row
 from offbeat.runs.stored import read_trace
-from offbeat.schedule.hybrid import Hybrid
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 
 
@@ -84,7 +83,7 @@ def order(trial: Trial) -> str | None:
     if largest == 1:
         raise Passed("its commits are of one update each")
     method = trial.make()
-    turned = replace(method, when=backwards(method.when))
+    turned = replace(method, when=Backwards(method.when))
     return apart(distance(trial.straight, trial.run(method=turned)), "the updates of each commit in another order")
 
 
@@ -163,15 +162,10 @@ def committed_steps(rows: list[Row]) -> int:
 
 
 # ---- commits turned round -----------------------------------------------------------------------
-def backwards(policy: Policy) -> Policy:
-    """The same policy, whose commits name their updates in the other order."""
-    if isinstance(policy, Hybrid):
-        return replace(policy, between=backwards(policy.between))
-    return Backwards(policy)
-
-
 @dataclass(frozen=True)
 class Backwards:
+    """The same policy, whose commits name their updates in the other order."""
+
     policy: Policy
 
     def __getattr__(self, name: str) -> Any:

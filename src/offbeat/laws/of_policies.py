@@ -68,18 +68,18 @@ def restored(policy: Policy) -> str | None:
 def once(policy: Policy) -> str | None:
     """A commit takes jobs that have arrived, and none that another commit has taken."""
     arrived: set[tuple[int, int]] = set()
-    taken: set[tuple[int, int]] = set()
+    committed: set[tuple[int, int]] = set()
     for place, (_, row) in enumerate(rows_of(policy)):
         if isinstance(row, Arrived):
             arrived.add((row.client, row.job))
         elif isinstance(row, Commit):
             if early := set(row.jobs) - arrived:
                 return f"at row {place} it commits job {min(early)[1]} of client {min(early)[0]}, which has not arrived"
-            if twice := set(row.jobs) & taken:
+            if twice := set(row.jobs) & committed:
                 return f"at row {place} it commits job {min(twice)[1]} of client {min(twice)[0]} a second time"
             if not row.jobs:
                 return f"at row {place} it makes a commit of no update"
-            taken |= set(row.jobs)
+            committed |= set(row.jobs)
     return None
 
 

@@ -22,7 +22,7 @@ from offbeat.errors import ConfigError
 from offbeat.experiment import replay, resume, run
 from offbeat.method import Method, Policy
 from offbeat.records import Row
-from offbeat.runs.loop import Outcome
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.stored import read_trace
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 from offbeat.tasks.task import Task

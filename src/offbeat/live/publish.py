@@ -20,8 +20,8 @@ from offbeat.records import Begun, Commit, Row
 from offbeat.runs.disk import write_file
 from offbeat.runs.environment import environment
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import Outcome, client_rows
 from offbeat.runs.manifest import Manifest
+from offbeat.runs.outcome import Outcome, client_rows
 from offbeat.runs.store import Store
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from offbeat.live.live_server import LiveServer
 from offbeat.live.publish import publish
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import Outcome
 from offbeat.runs.manifest import Manifest, read_manifest
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import config_digest
 

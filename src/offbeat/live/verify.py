@@ -24,7 +24,8 @@ from offbeat.live.publish import JOBS, LIVE
 from offbeat.records import COMMANDS, Begun
 from offbeat.runs.disk import read_tensors
 from offbeat.runs.lock import Lock
-from offbeat.runs.loop import Outcome, go
+from offbeat.runs.loop import go
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.repeat import TOLERANCES, Distance, distance
 from offbeat.runs.stored import Stored, read_metrics, read_model
 from offbeat.schedule.trace import Replay

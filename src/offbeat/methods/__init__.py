@@ -29,25 +29,25 @@ from offbeat.numerics.local import optimised
 from offbeat.stages import takes_stages
 
 
-def variant(name: str, make: Callable[..., Method], said: str = "", **fixed: Any) -> Callable[..., Method]:
-    """A method under a name of its own, some of its options fixed; `said` stands before what is said of it."""
+def variant(name: str, make: Callable[..., Method], preface: str = "", **fixed: Any) -> Callable[..., Method]:
+    """A method under a name of its own, some of its options fixed; `preface` stands before what is said of it."""
 
     @wraps(make)
-    def made(**options: Any) -> Method:
+    def make_variant(**options: Any) -> Method:
         return replace(make(**options, **fixed), name=name)
 
     signature = inspect.signature(make)
     free = [p for p in signature.parameters.values() if p.name not in fixed]
-    made.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
-    made.__doc__ = f"{said}\n\n{make.__doc__}" if said else make.__doc__
-    return made
+    make_variant.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
+    make_variant.__doc__ = f"{preface}\n\n{make.__doc__}" if preface else make.__doc__
+    return make_variant
 
 
 def tries_optimisers(name: str, make: Callable[..., Method]) -> Callable[..., Method]:
     """A method whose formula speaks of steps of SGD, and one more option for those who experiment: `client_options`."""
 
     @wraps(make)
-    def made(client_options: Mapping[str, Any] | None = None, **options: Any) -> Method:
+    def make_optimised(client_options: Mapping[str, Any] | None = None, **options: Any) -> Method:
         method = make(**options)
         if client_options is None:
             return method
@@ -65,11 +65,11 @@ def tries_optimisers(name: str, make: Callable[..., Method]) -> Callable[..., Me
 
     own = inspect.Parameter("client_options", inspect.Parameter.KEYWORD_ONLY, default=None)
     signature = inspect.signature(make)
-    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
+    make_optimised.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), own.replace(annotation=Mapping[str, Any] | None)]
     )
-    made.__annotations__ = {**make.__annotations__, "client_options": Mapping[str, Any] | None}
-    return made
+    make_optimised.__annotations__ = {**make.__annotations__, "client_options": Mapping[str, Any] | None}
+    return make_optimised
 
 
 PGA = "HL-SGD of which all devices report: on one cluster, gossip and now and then a mean of all."

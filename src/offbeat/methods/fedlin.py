@@ -46,17 +46,17 @@ def fedlin(
         x = given["model"]
         return Path(x, torch.zeros_like(x), given["g"] - given["g_i"])
 
-    def asked(job: Job) -> Tensor:
+    def probing(job: Job) -> Tensor:
         return job.version % 2 == 0  # for a gradient at the model
 
     def step(path: Path, g: Tensor, job: Job) -> Path:
-        lr = torch.where(asked(job), 0.0, job.lr / job.steps)  # who is asked for a gradient stays where it is
+        lr = torch.where(probing(job), 0.0, job.lr / job.steps)  # who is asked for a gradient stays where it is
         return path._replace(y=descend(path.y, lr, g, path.correction), total=path.total + g)
 
     def finish(given: State, path: Path, job: Job) -> Update:
         mean = path.total / job.steps
-        update = torch.where(asked(job), mean, given["model"] - path.y)
-        return {"update": update, "g_i": torch.where(asked(job), mean, given["g_i"])}
+        update = torch.where(probing(job), mean, given["model"] - path.y)
+        return {"update": update, "g_i": torch.where(probing(job), mean, given["g_i"])}
 
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         update = mean["update"]

@@ -1,5 +1,4 @@
-"""Records of cells on disk: one JSON file for each recipe, a line for each record; and what a missing cell will "
-"cost."""
+"""Records of cells on disk: a JSON file for each recipe, a line for each record; and what a missing cell will cost."""
 
 from __future__ import annotations
 

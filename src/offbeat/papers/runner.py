@@ -21,7 +21,8 @@ from offbeat.errors import BadNumbers, Interrupted, OffbeatError
 from offbeat.papers import agreement
 from offbeat.papers.ledger import Ledger, estimate, kind_of
 from offbeat.papers.recipe import Cell, Made, Recipe, Record, Run, Settings, Training
-from offbeat.runs.loop import Outcome, go
+from offbeat.runs.loop import go
+from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 
 SMOKE = "scale smoke: digits and a few commits, to see that it runs; the figures mean nothing"

@@ -136,7 +136,7 @@ class Callbacks:
         try:
             with unchanged():
                 yield
-        except (KeyboardInterrupt, Interrupted):
+        except (KeyboardInterrupt, Interrupted, Warning):  # a warning is raised where somebody asked for errors
             raise
         except Exception as error:  # whatever a callback of one's own, or a tracker's service, raises
             self.faults[name] = f"{type(error).__name__}: {error}"
@@ -175,7 +175,7 @@ class Callbacks:
 def unchanged() -> Iterator[None]:
     """Puts back what decides rounding, whatever is set inside."""
     before = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     tf32, grad = torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()
     try:
         yield
@@ -184,7 +184,7 @@ def unchanged() -> Iterator[None]:
             torch.set_num_threads(before[0])
         torch.set_default_dtype(before[1])
         torch.set_float32_matmul_precision(before[2])
-        torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         torch.backends.cudnn.allow_tf32 = tf32
         torch.set_grad_enabled(grad)
 
@@ -265,8 +265,8 @@ class TimeLimit(Callback):
         return None
 
     def committed(self, run: View) -> str | None:
-        taken = run.wall_seconds - self.start
-        return f"time limit: {taken:.0f} s of {60 * self.minutes:.0f} s" if taken >= 60 * self.minutes else None
+        seconds = run.wall_seconds - self.start
+        return f"time limit: {seconds:.0f} s of {60 * self.minutes:.0f} s" if seconds >= 60 * self.minutes else None
 
 
 class Divergence(Callback):

@@ -10,29 +10,26 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from offbeat.engines.engine import Done
 from offbeat.errors import BadNumbers, Interrupted, OffbeatError
-from offbeat.numerics.evaluation import Figure
 from offbeat.records import Row
 from offbeat.runs.account import Account
 from offbeat.runs.callbacks import Callback, Callbacks, Divergence, View
-from offbeat.runs.columns import metrics_table
-from offbeat.runs.layout import page_table
+from offbeat.runs.outcome import Outcome, client_rows, reached, row_of, summed_up
 from offbeat.runs.progress import Progress
-from offbeat.runs.report import comparison_table
 from offbeat.runs.rerun import Digest, horizon_state, pass_rows, restore_horizon
+from offbeat.runs.roles import Config, Engine, Parts
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Checkpoint
-from offbeat.runs.target import SMOOTH, crossing, stop_reason, target_key, target_list
+from offbeat.runs.target import SMOOTH, stop_reason, target_key, target_list
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.trace import difference
 
@@ -65,111 +62,6 @@ class Evaluate:
             return True
         every = self.every_seconds
         return every is not None and math.floor(now / every) > math.floor(before / every)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to: the figures (`result`, each also an attribute), one row per evaluation (`metrics`), and the
-    model by parameter name, as `load_state_dict` takes it."""
-
-    result: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    model: dict[str, torch.Tensor]
-
-    def __repr__(self) -> str:
-        r = self.result
-        score = "" if r["accuracy_final"] is None else f", accuracy {r['accuracy_final']:.4f}"
-        loss = "" if r["loss_final"] is None else f", loss {r['loss_final']:.4g}"
-        return f"Outcome({r['method']} on {r['task']}: {r['commits']} commits{score}{loss}; {r['ended']})"
-
-    def _repr_html_(self) -> str:
-        made = comparison_table({self.result["method"]: [self.result]}, next(iter(self.result["reached"]), None))
-        return page_table(made.columns, made.rows, f"{self.result['task']} on {self.result['fleet']}")
-
-    def frame(self) -> Any:
-        """The evaluations as a table: a pandas DataFrame where pandas is there, else an Arrow table."""
-        return frame(self.metrics)
-
-    def plot(self, metric: str | None = None, against: str = "time", target: float | None = None) -> Any:
-        """A Matplotlib figure of a metric against time, commits, samples, bytes or d2d."""
-        from offbeat.runs.curves import drawn  # Matplotlib is loaded when something is drawn
-
-        return drawn({self.result["method"]: [self]}, metric, against, target)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["result"][name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-def frame(rows: list[dict[str, Any]]) -> Any:
-    table = metrics_table(rows)
-    return table if find_spec("pandas") is None else table.to_pandas()
-
-
-class Config(Protocol):
-    """What the loop reads of an experiment."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def until(self) -> Mapping[str, float]: ...
-    @property
-    def evaluate(self) -> Mapping[str, Any]: ...
-    @property
-    def targets(self) -> Sequence[float] | Mapping[str, Sequence[float]]: ...
-    @property
-    def checkpoint_seconds(self) -> float: ...
-    def table(self) -> dict[str, Any]: ...
-
-
-class Engine(Protocol):
-    """What the loop asks of whoever makes the commits."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def settings(self) -> AbstractContextManager[Any]:
-        """What is set for the whole process while a run goes on."""
-
-    def commits(self, horizon: Horizon) -> Iterator[Done]: ...
-    def settle(self, horizon: Horizon) -> None:
-        """Strike off the jobs of a horizon that were computed before a checkpoint."""
-
-    def evaluate(self) -> Mapping[str, Any]: ...
-    @property
-    def figures(self) -> Mapping[str, Figure]:
-        """What each metric is."""
-
-    def faults(self) -> dict[str, str]:
-        """What metrics said that failed."""
-
-    def client_figures(self) -> Mapping[str, Sequence[float | None]]:
-        """What the last evaluation found of each client."""
-
-    def finite(self) -> bool: ...
-    def model(self) -> dict[str, torch.Tensor]: ...
-    def report(self) -> dict[str, Any]: ...
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors and facts from which it can go on."""
-
-    def close(self) -> None:
-        """The run has ended."""
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class Parts(Protocol):
-    @property
-    def method(self) -> Named: ...
-    @property
-    def task(self) -> Named: ...
-    @property
-    def fleet(self) -> Named: ...
 
 
 def go(
@@ -460,53 +352,3 @@ class Loop:
             **computed,
             "wall_seconds": time.perf_counter() - self.began,
         }
-
-
-def row_of(a: Account, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the metrics: what was spent, and what an evaluation found."""
-    updates = sum(a.staleness.values())
-    row = {
-        "commit": a.commits,
-        "virtual_seconds": a.time,
-        "accuracy": metrics["accuracy"],
-        "loss": metrics["loss"],
-        "client_steps": a.client_steps,
-        "samples": a.samples,
-        "bytes_up": round(a.bytes_up),
-        "bytes_down": round(a.bytes_down),
-        "bytes_d2d": round(a.bytes_d2d),
-        "staleness_mean": sum(k * n for k, n in a.staleness.items()) / updates if updates else 0.0,
-    }
-    return row | {name: value for name, value in metrics.items() if name not in row}
-
-
-def reached(
-    metrics: Sequence[Mapping[str, Any]], name: str, target: float, smooth: int, figures: Mapping[str, Figure]
-) -> dict[str, Any] | None:
-    more = name not in figures or bool(figures[name].more_is_better)
-    at = crossing(metrics, target, smooth, name, more)
-    return None if at is None else {"commit": at.commit, "virtual_seconds": at.virtual_seconds}
-
-
-def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -> dict[str, Any]:
-    """A metric of a whole run: at its end and at its best, and which data it comes from."""
-    seen = [(row[name], row["commit"]) for row in metrics if row.get(name) is not None]
-    more = figure.more_is_better
-    best = None if not seen or more is None else (max if more else min)(value for value, _ in seen)
-    return {
-        "final": seen[-1][0] if seen else None,
-        "best": best,
-        "best_commit": next((commit for value, commit in seen if value == best), None),
-        "more_is_better": more,
-        "data": figure.data,
-    }
-
-
-def client_rows(
-    clients: int, updates: Mapping[int, int], figures: Mapping[str, Sequence[float | None]]
-) -> list[dict[str, Any]]:
-    """One row per client: its updates, and what the last evaluation found of it."""
-    return [
-        {"client": c, "updates": updates[c], **{name: values[c] for name, values in figures.items()}}
-        for c in range(clients)
-    ]

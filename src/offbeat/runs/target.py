@@ -111,7 +111,7 @@ def stop_reason(
     row = rows[-1]
     for limit in until:
         name, width = plain_name(limit), SMOOTH if limit.endswith("_smoothed") else 1
-        if name in ("loss", "accuracy") or (figures or {}).get(name) is None:
+        if limit in LIMITS or (figures or {}).get(name) is None:
             continue
         more = bool((figures or {})[name].more_is_better)
         if crossing(rows[-width:], until[limit], width, name, more):

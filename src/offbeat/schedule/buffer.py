@@ -9,6 +9,7 @@ from typing import Literal
 
 from offbeat.options import count_problems
 from offbeat.records import Arrived, Command, Commit, JobName, Joined, Left, Offer, Start, Woke
+from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.pool import Pool
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
@@ -16,7 +17,7 @@ Restart = Literal["newest", "fresh", "broadcast"]
 
 
 @dataclass(frozen=True)
-class Buffer:
+class Buffer(OfClients):
     """Commit on every `size`-th arrival; `restart` says how clients get their next work.
 
     newest     the client pulls the newest version when its upload is in (FedBuff: download, train, upload in turn);
@@ -34,16 +35,7 @@ class Buffer:
 
     holds = False
     drops = False
-    speaks_of = "clients"
     options = ("local_steps", "n", "buffer_size", "concurrency", "overlap")
-
-    @property
-    def orders(self) -> int | None:
-        return self.steps
-
-    @property
-    def cohort(self) -> int | None:
-        return self.size
 
     @property
     def kind(self) -> str:
@@ -54,22 +46,22 @@ class Buffer:
         return self.restart == "broadcast"
 
     def problems(self, clients: int) -> list[str]:
-        found = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
+        problems = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
         if self.size < 1:
-            found.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
+            problems.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
         if self.restart not in ("newest", "fresh", "broadcast"):
-            found.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh, broadcast")
+            problems.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh, broadcast")
         if self.concurrency is not None and not 1 <= self.concurrency <= clients:
-            found.append(f"buffer: concurrency = {self.concurrency}; it must be between 1 and the {clients} clients")
+            problems.append(f"buffer: concurrency = {self.concurrency}; it must be between 1 and the {clients} clients")
         working = self.concurrency or clients
         if self.size > working:
-            found.append(
+            problems.append(
                 f"buffer: size = {self.size} is larger than the {working} clients at work at once; "
                 "lower the size or raise the concurrency"
             )
         if self.restart == "broadcast" and self.concurrency not in (None, clients):
-            found.append("buffer: restart = 'broadcast' reaches every client; it takes no concurrency limit")
-        return found
+            problems.append("buffer: restart = 'broadcast' reaches every client; it takes no concurrency limit")
+        return problems
 
     def conductor(self, clients: int, rng: random.Random) -> BufferConductor:
         return BufferConductor(self, self.concurrency or clients, rng, Pool(clients))

@@ -131,7 +131,7 @@ class VirtualClock:
         away, offers, inbox = self.away, self.offers, self.inbox
         takes, arrived, own = self.takes, self.conductor.arrived, self.own
         download, compute, failure, upload = takes.download, takes.compute, takes.failure, takes.upload
-        told = isinstance(takes, SteadyInTicks)
+        fixed = isinstance(takes, SteadyInTicks)
         down, step, up = (takes.down, takes.step, takes.up) if isinstance(takes, SteadyInTicks) else ((), (), ())
         per_second, nearest = PER_SECOND, NEAREST
         entry: Entry
@@ -142,7 +142,7 @@ class VirtualClock:
                 if busy[client] is not what:
                     continue  # it was cancelled
                 rows.append((now, record(Finished, (client, number))))
-                entry = (tick + (up[client] if told else upload(client, number)), ARRIVAL, what, token)
+                entry = (tick + (up[client] if fixed else upload(client, number)), ARRIVAL, what, token)
             elif action is ARRIVAL:
                 client, _, version, _ = what
                 if busy[client] is not what:
@@ -156,7 +156,7 @@ class VirtualClock:
                     if type(command) is Start:
                         rows.append((now, command))
                         started = command[0]
-                        wait = down[started] if told else download(started, jobs[started])
+                        wait = down[started] if fixed else download(started, jobs[started])
                         entry = (tick + wait, DELIVERY, command, token_of(started, 0))
                         if entry[0] < agenda.until:
                             put(entry)
@@ -182,7 +182,7 @@ class VirtualClock:
                     steps = own(client, number)
                 busy[client] = job = (client, number, version, steps)
                 rows.append((now, record(Begun, job)))
-                if told:
+                if fixed:
                     exact = step[client] * steps
                     entry = (tick + ((exact + nearest - nearest) or exact > 0.0), COMPUTED, job, token)
                 elif (lost := failure(client, number, steps)) is None:

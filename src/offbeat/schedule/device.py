@@ -32,8 +32,8 @@ class Durations(Protocol):
 
 def steady(durations: Durations) -> Columns | None:
     """Seconds per client for a download, a local step and an upload, from a fleet that says it has no more to tell."""
-    found: Columns | None = getattr(durations, "steady", None)
-    return found
+    columns: Columns | None = getattr(durations, "steady", None)
+    return columns
 
 
 def own_steps(durations: Durations) -> Callable[[int, int], int]:
@@ -47,11 +47,11 @@ def opening(durations: Durations) -> Iterable[tuple[int, bool, float]]:
 
     A fleet may tell it for all at once (`durations.opening`); otherwise each client's presence is looked at.
     """
-    told: Iterable[tuple[int, bool, float]] | None = durations.opening() if hasattr(durations, "opening") else None
-    return asked(durations) if told is None else told
+    changes: Iterable[tuple[int, bool, float]] | None = durations.opening() if hasattr(durations, "opening") else None
+    return each_presence(durations) if changes is None else changes
 
 
-def asked(durations: Durations) -> Iterator[tuple[int, bool, float]]:
+def each_presence(durations: Durations) -> Iterator[tuple[int, bool, float]]:
     for client in range(durations.clients):
         changes = durations.presence(client)
         if changes is not None:

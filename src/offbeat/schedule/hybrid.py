@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from offbeat.keys import fold, key
 from offbeat.method import Conductor, Policy
@@ -66,37 +67,37 @@ class Hybrid:
 
     def problems(self, clients: int) -> list[str]:
         """With so many clusters."""
-        found = []
+        problems = []
         if self.between.speaks_of == "clusters":
-            found.append("hybrid: between is hybrid itself; clusters of clusters are not known here")
+            problems.append("hybrid: between is hybrid itself; clusters of clusters are not known here")
         if self.every < 1:
-            found.append(f"hybrid: gossip_every = {self.every}; devices exchange models after 1 or more local steps")
+            problems.append(f"hybrid: gossip_every = {self.every}; devices exchange models after 1 or more local steps")
         if self.rounds < 0:
-            found.append(f"hybrid: gossip_rounds = {self.rounds}; devices exchange models 0 or more times in a row")
+            problems.append(f"hybrid: gossip_rounds = {self.rounds}; devices exchange models 0 or more times in a row")
         elif max(self.rounds, (self.orders or 0) // max(1, self.every) * self.rounds) > STEPS:
-            found.append(
+            problems.append(
                 f"hybrid: gossip_rounds = {self.rounds} after every {self.every} of {self.orders} local steps; devices "
                 f"exchange models {STEPS:,} times in a job at most"
             )
         if not 0 < self.sample <= 1:
-            found.append(
+            problems.append(
                 f"hybrid: p = {self.sample}; it is the share of a cluster's devices that report, above 0 and at most 1"
             )
         if self.orders is None:
-            found.append("hybrid: the devices of a cluster step together; give the number of local steps")
+            problems.append("hybrid: the devices of a cluster step together; give the number of local steps")
         elif self.rounds and self.every > self.orders:
-            found.append(f"hybrid: models are exchanged after every {self.every} of {self.orders} steps: never")
+            problems.append(f"hybrid: models are exchanged after every {self.every} of {self.orders} steps: never")
         elif self.rounds and (self.edge or not self.server) and self.orders % max(1, self.every):
-            found.append(
+            problems.append(
                 f"hybrid: models are exchanged after every {self.every} steps, and a commit looks after {self.orders}: "
                 "the one must divide the other"
             )
         if self.edge and (self.rounds != 1 or self.sample != 1):
-            found.append(
+            problems.append(
                 f"hybrid: an edge server takes one mean and reports for all, so gossip_rounds = {self.rounds} and "
                 f"p = {self.sample:g} have no meaning; leave them at 1"
             )
-        return found + self.between.problems(clients)
+        return problems + self.between.problems(clients)
 
     def conductor(self, clients: int, rng: random.Random) -> Conductor:
         return self.between.conductor(clients, rng)
@@ -121,3 +122,8 @@ class Hybrid:
             return list(range(devices))
         root = key(seed, "report", cluster, job)
         return sorted(sorted(range(devices), key=lambda place: fold(root, place))[:many])
+
+
+def conducts_clusters(policy: Policy) -> TypeGuard[Hybrid]:
+    """Whether a policy says that clusters stand in the place of clients; then it can be asked what Hybrid can."""
+    return policy.speaks_of == "clusters"

@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 
 from offbeat.options import STEPS, count_problems
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
+from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.ticks import after
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
 
 
 @dataclass(frozen=True)
-class Rounds:
+class Rounds(OfClients):
     """Every round `size` clients (None: all that are there) start from the newest version, for `steps` local steps
     (None: as many as each client will).
 
     With `replacement` a client may be drawn several times: it does one job, which counts as often as it was drawn.
     `over_selection` >= 1 starts that many times more clients and keeps the first `size` updates; a `deadline`
     (seconds after the round's start) closes the round with what has arrived, or with the first arrival after it.
-    With `probes` every round has two halves, each with a commit: the cohort takes so many steps, then the same clients
-    take `steps` (FedLin asks for gradients first).
+    With `probes` a round has two legs, each with a commit: the cohort takes so many steps, then the same clients take
+    `steps` (as where gradients are asked for first).
     """
 
     steps: int | None = None
@@ -39,44 +40,40 @@ class Rounds:
     kind = "rounds"
     holds = False
     overlaps = False
-    speaks_of = "clients"
     options = ("local_steps", "n", "replacement", "over_selection", "deadline", "probes")
-
-    @property
-    def orders(self) -> int | None:
-        return self.steps
-
-    @property
-    def cohort(self) -> int | None:
-        return self.size
 
     @property
     def drops(self) -> bool:
         return self.over_selection != 1 or self.deadline is not None
 
     def problems(self, clients: int) -> list[str]:
-        found = []
+        problems = []
         for name, steps in (("local steps", self.steps), ("probes", self.probes)):
-            found += count_problems("rounds", name, steps, "a job needs at least 1")
-        found += count_problems("rounds", "size", self.size, "a round needs at least 1 client")
+            problems += count_problems("rounds", name, steps, "a job needs at least 1")
+        problems += count_problems("rounds", "size", self.size, "a round needs at least 1 client")
         if not 1 <= self.over_selection <= STEPS:
-            found.append(
+            problems.append(
                 f"rounds: over_selection = {self.over_selection}; it multiplies the cohort and must be >= 1, and "
                 f"{STEPS:,} at most"
             )
-            return found
+            return problems
         if self.deadline is not None and self.deadline <= 0:
-            found.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
+            problems.append(f"rounds: deadline = {self.deadline}; it must be a positive number of seconds")
         if self.probes is not None and self.replacement:
-            found.append("rounds: probes ask each client of a round once; they take no replacement")
+            problems.append("rounds: probes ask each client of a round once; they take no replacement")
         if self.replacement and (self.size is None or self.over_selection != 1):
-            found.append("rounds: replacement needs a size and no over_selection")
+            problems.append("rounds: replacement needs a size and no over_selection")
         if self.size is not None and not self.replacement and self.started > clients:
-            found.append(
+            problems.append(
                 f"rounds: {self.started} distinct clients asked for in a round (size {self.size} x over_selection "
                 f"{self.over_selection}) of a fleet of {clients}; lower it or set replacement = true"
             )
-        return found
+        return problems
+
+    @property
+    def legs(self) -> tuple[int, ...]:
+        """The steps of each exchange of a round, which has a commit for each; 0: as many as a client will."""
+        return (self.steps or 0,) if self.probes is None else (self.probes, self.steps or 0)
 
     @property
     def started(self) -> int:
@@ -98,10 +95,11 @@ class RoundsConductor:
     got: list[JobName] = field(default_factory=list)
     overdue: bool = False
     opened: int = 0  # rounds so far: names the deadline
-    probed: list[int] = field(default_factory=list)  # whose probes are in: the second half is theirs
+    reported: list[int] = field(default_factory=list)  # in the leg before: the next leg of the round is theirs
 
     def __post_init__(self) -> None:
         size = self.policy.size
+        self.legs = self.policy.legs
         self.enough = math.inf if size is None or self.policy.replacement else size  # updates that close a round
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
@@ -146,11 +144,10 @@ class RoundsConductor:
         pool, size = self.present, self.policy.size
         if not pool:
             return []
-        probes = self.policy.probes
-        probing = probes is not None and self.version % 2 == 0
-        if probes is not None and not probing:
+        leg = self.version % len(self.legs)
+        if leg > 0:
             there = set(pool)
-            self.drawn = dict.fromkeys([client for client in self.probed if client in there] or pool, 1)
+            self.drawn = dict.fromkeys([client for client in self.reported if client in there] or pool, 1)
         elif size is None:
             self.drawn = dict.fromkeys(pool, 1)
         elif self.policy.replacement:
@@ -159,7 +156,7 @@ class RoundsConductor:
             self.drawn = dict.fromkeys(self.rng.sample(pool, min(self.policy.started, len(pool))), 1)
         self.opened += 1
         self.waiting = set(self.drawn)
-        version, steps = self.version, (probes if probing else self.policy.steps) or 0
+        version, steps = self.version, self.legs[leg]
         orders: list[Command] = [record(Start, (client, version, steps)) for client in self.drawn]
         if self.policy.deadline is not None:
             orders.append(WakeAt(after(now, self.policy.deadline), self.opened))
@@ -172,5 +169,5 @@ class RoundsConductor:
             jobs = [job for job in jobs for _ in range(drawn[job[0]])]
         late: list[Command] = [Drop(client) for client in sorted(self.waiting)]
         self.version += 1
-        self.probed = [client for client, _ in jobs] if self.policy.probes else []
+        self.reported = [client for client, _ in jobs] if len(self.legs) > 1 else []
         return [*late, Commit(tuple(jobs)), *self.open_round(now)]

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from offbeat.options import count_problems
 from offbeat.records import Arrived, Command, Commit, Fetch, JobName, Joined, Left, Offer, Woke
+from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.pool import Pool
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(OfClients):
     """Each round draws `size` clients uniformly with replacement, fetches their send buffers and waits for all.
 
     Versions are broadcast to receive buffers; finished updates wait in send buffers, where a newer one overwrites
@@ -27,24 +28,15 @@ class Sampled:
     kind = "sampled"
     holds = True
     drops = True
-    speaks_of = "clients"
     options = ("local_steps", "n", "overlap")
-
-    @property
-    def orders(self) -> int | None:
-        return self.steps
-
-    @property
-    def cohort(self) -> int | None:
-        return self.size
 
     @property
     def overlaps(self) -> bool:
         return self.overlap
 
     def problems(self, clients: int) -> list[str]:
-        found = count_problems("sampled", "local steps", self.steps, "a job needs at least 1")
-        return found + count_problems("sampled", "size", self.size, "a round needs at least 1 draw")
+        problems = count_problems("sampled", "local steps", self.steps, "a job needs at least 1")
+        return problems + count_problems("sampled", "size", self.size, "a round needs at least 1 draw")
 
     def conductor(self, clients: int, rng: random.Random) -> SampledConductor:
         return SampledConductor(self, rng, Pool(clients))

@@ -128,7 +128,12 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
         held.append(np.sort(shard[np.argsort(places, kind="stable")[:many]]))
     out = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
     kept = [shard[~np.isin(shard, out)] for shard in shards]
-    if not len(out) or not all(len(shard) for shard in kept):
+    if not len(out):
+        raise ConfigError(
+            [f"evaluate.hold_out = {share}: no client has two samples, so no part of a shard can be held out; give "
+             "clients more samples (a task with fewer clients)"]
+        )  # fmt: skip
+    if not all(len(shard) for shard in kept):
         raise ConfigError(
             [f"evaluate.hold_out = {share}: a client would be left without samples to train on; hold out less"]
         )

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offbeat.numerics.draws import ForOne, first
+from offbeat.numerics.draws import ForOne, compiled, first
 from offbeat.numerics.fast.places import Places
 
 SHORT = 512  # positions up to which a GPU holds all weights of attention at once
+LONGEST, WIDEST, MOST = 128, 64, 4096  # positions, numbers of a head, and both, that our own kernel holds anywhere
 
 
 def attention(
@@ -38,6 +39,10 @@ class Attention(ForOne):
     ) -> Any:
         n = info.batch_size
         q, k, v = (first(t, d, n) for t, d in zip((q, k, v), dims, strict=False))
+        if mask is None and short(q, k, v):
+            from offbeat.numerics.fast.attention_kernels import Attend
+
+            return Attend.apply(q, k, v, causal, scale_of(q, scale)), 0  # type: ignore[no-untyped-call]
         lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])  # type: ignore[no-untyped-call]
         q, k, v = (t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (q, k, v))
         mask = None if mask is None else folded(mask, dims[3], n, lead)
@@ -48,6 +53,19 @@ class Attention(ForOne):
             mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
             out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
         return out.reshape(*lead, *out.shape[-2:]), 0
+
+
+def short(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a kernel of our own takes them: heads of batches, as models have them."""
+    if not q.is_cuda or q.dtype != torch.float32 or not compiled() or not q.dim() == k.dim() == v.dim() == 5:
+        return False
+    alike = q.shape[:3] == k.shape[:3] == v.shape[:3] and q.shape[4] == v.shape[4]
+    long, wide = (max(16, 1 << (side - 1).bit_length()) for side in (k.shape[3], q.shape[4]))
+    return alike and q.shape[3] <= LONGEST >= long and wide <= WIDEST and long * wide <= MOST
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
 
 
 def folded(mask: Tensor, dim: int | None, n: int, lead: torch.Size) -> Tensor:
@@ -62,7 +80,7 @@ def folded(mask: Tensor, dim: int | None, n: int, lead: torch.Size) -> Tensor:
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """The plain formula, whose gradient is made in a fixed order, unlike those of the library's fused kernels."""
-    by = q.shape[-1] ** -0.5 if scale is None else scale
+    by = scale_of(q, scale)
     hides = mask is not None
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()

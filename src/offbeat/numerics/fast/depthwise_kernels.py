@@ -12,14 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
 from offbeat.numerics.fast.kernels import images
 from offbeat.numerics.fast.places import Places, into
 
 PIXELS, CHANNELS = 32, 32  # of a program
+FEW = 8  # pixels that a program takes at once to all taps of a filter
 SLICES = 256  # pixels whose shares of a filter's gradient one program adds up
 
 
-@triton.jit
+@kernel("out")
 def spread(x, w, bias, out, batch, xb, xc, xh, xw, H, W, OH, OW, wn, bn, C: tl.constexpr, KH: tl.constexpr,
            KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BIAS: tl.constexpr,
            PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
@@ -40,7 +42,7 @@ def spread(x, w, bias, out, batch, xb, xc, xh, xw, H, W, OH, OW, wn, bn, C: tl.c
     tl.store(out + (row * OH * OW + pixel) * C + c, total, (high < OH) & (c < C))
 
 
-@triton.jit
+@kernel("out")
 def gather(g, w, out, batch, gb, gc, gh, gw, H, W, OH, OW, wn, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
            SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, PIXELS: tl.constexpr,
            CHANNELS: tl.constexpr):  # fmt: skip
@@ -61,33 +63,32 @@ def gather(g, w, out, batch, gb, gc, gh, gw, H, W, OH, OW, wn, C: tl.constexpr, 
     tl.store(out + (row * H * W + pixel) * C + c, total, (high < H) & (c < C))
 
 
-@triton.jit
+@kernel("out", "shifts")
 def filters(x, g, out, shifts, xb, xc, xh, xw, gb, gc, gh, gw, H, W, OH, OW, parts, C: tl.constexpr, KH: tl.constexpr,
             KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-            BIAS: tl.constexpr, SLICES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+            BIAS: tl.constexpr, SLICES: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr, PIXELS: tl.constexpr,
+            CHANNELS: tl.constexpr):  # fmt: skip
     """Shares `[n b, parts, c, taps]` of the slope of the filters, each of some pixels of one sample."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None]
+    c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    tap = tl.arange(0, TAPS)
+    total, shift = tl.zeros((TAPS, FEW, CHANNELS), tl.float32), tl.zeros((FEW, CHANNELS), tl.float32)
+    for first in range(0, SLICES, FEW):
+        pixel = part * SLICES + first + tl.arange(0, FEW)
+        high, wide = pixel // OW, pixel % OW
+        held = (high < OH)[:, None] & (c < C)[None]
+        slope = tl.load(g + row * gb + (high * gh + wide * gw)[:, None] + (c * gc)[None], held, 0.0)
+        h, k = (high * SH - PH)[None] + (tap // KW)[:, None], (wide * SW - PW)[None] + (tap % KW)[:, None]
+        inside = (h >= 0) & (h < H) & (k >= 0) & (k < W) & (high < OH)[None] & (tap < KH * KW)[:, None]
+        at = x + row * xb + (h * xh + k * xw)[:, :, None] + (c * xc)[None, None]
+        total += tl.load(at, inside[:, :, None] & (c < C)[None, None], 0.0) * slope[None]
+        if BIAS:
+            shift += slope
     place = row * parts + part
-    for i in tl.static_range(KH):
-        for j in tl.static_range(KW):
-            total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-            for first in range(0, SLICES, PIXELS):
-                pixel = part * SLICES + first + tl.arange(0, PIXELS)[:, None]
-                high, wide = pixel // OW, pixel % OW
-                h, k = high * SH - PH + i, wide * SW - PW + j
-                inside = (h >= 0) & (h < H) & (k >= 0) & (k < W) & (c < C) & (high < OH)
-                v = tl.load(x + row * xb + h * xh + k * xw + c * xc, inside, 0.0)
-                total += v * tl.load(g + row * gb + high * gh + wide * gw + c * gc, inside, 0.0)
-            at = out + (place * C + c) * (KH * KW) + i * KW + j
-            tl.store(at, tl.sum(total, 0)[None], c < C)
+    at = out + (place * C + c)[None] * (KH * KW) + tap[:, None]
+    tl.store(at, tl.sum(total, 1), (tap < KH * KW)[:, None] & (c < C)[None])
     if BIAS:
-        total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-        for first in range(0, SLICES, PIXELS):
-            pixel = part * SLICES + first + tl.arange(0, PIXELS)[:, None]
-            high, wide = pixel // OW, pixel % OW
-            total += tl.load(g + row * gb + high * gh + wide * gw + c * gc, (high < OH) & (c < C), 0.0)
-        tl.store(shifts + place * C + c, tl.sum(total, 0)[None], c < C)
+        tl.store(shifts + place * C + c, tl.sum(shift, 0), c < C)
 
 
 class Depthwise(torch.autograd.Function):
@@ -131,7 +132,7 @@ class Depthwise(torch.autograd.Function):
         shifts = shares if bias is None else x.new_empty(n, b * parts, c)
         filters[(n * b, parts, blocks)](
             x, g, shares, shifts, *x.stride()[1:], *g.stride()[1:], *ctx.sides, parts, BIAS=bias is not None,
-            SLICES=SLICES, **ctx.form,
+            SLICES=SLICES, FEW=FEW, TAPS=triton.next_power_of_2(weight[0, 0].numel()), **ctx.form,
         )  # fmt: skip
         places = ctx.places or Places((), ())
         gw = into(places.take(weight), lambda at: torch.sum(shares, 1, out=at))

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
+
 
 class Shape(NamedTuple):
     """A convolution of each client: sizes, stride and padding; all of it known when a kernel is compiled."""
@@ -49,7 +51,7 @@ def patch_rows(m, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.c
     return m // (OH * OW), (m // OW % OH) * SH - PH, (m % OW) * SW - PW
 
 
-@triton.jit
+@kernel("out")
 def conv_forward(x, w, bias, out, sn, sb, sc, sh, sw, bn,
                  B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
@@ -81,7 +83,7 @@ def conv_forward(x, w, bias, out, sn, sb, sc, sh, sw, bn,
     tl.store(where, acc.to(out.dtype.element_ty), mask=(m[:, None] < M) & (f[None, :] < F))
 
 
-@triton.jit
+@kernel("out")
 def conv_inputs(g, w, out, gn, gb, gf, gh, gw,
                 B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
                 OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
@@ -113,7 +115,7 @@ def conv_inputs(g, w, out, gn, gb, gf, gh, gw,
     tl.store(where, acc.to(out.dtype.element_ty), mask=(p[:, None] < P) & (c[None, :] < C))
 
 
-@triton.jit
+@kernel("out", "shifts")
 def conv_weights(x, g, out, shifts, on, vn, sn, sb, sc, sh, sw, gn, gb, gf, gh, gw, part,
                  B: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
@@ -252,7 +254,7 @@ def weights_gradient(
 
 
 # ---- pooling ------------------------------------------------------------------------------------
-@triton.jit
+@kernel("out", "index")
 def pool_forward(x, out, index, total, sb, sc, sh, sw, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
                  KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The largest of each KH x KW block and its place in it, the first one of equals; NaN wins."""
@@ -270,7 +272,7 @@ def pool_forward(x, out, index, total, sb, sc, sh, sw, C: tl.constexpr, OH: tl.c
     tl.store(index + at, place.to(tl.uint8), mask=at < total)
 
 
-@triton.jit
+@kernel("out")
 def pool_backward(g, index, out, total, gb, gc, gh, gw, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
                   OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels for layer normalisation with scales and shifts of each client's own."""
+"""Triton kernels for normalisation of layers and of groups of channels, with scales and shifts of each client's own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.numerics.fast.compiling import kernel
 from offbeat.numerics.fast.places import Places, into
 
 ROWS = 16  # rows whose shares of a scale's gradient one program adds up
 
 
-@triton.jit
+@kernel("out", "mean", "scale")
 def forward(x, weight, bias, out, mean, scale, rows, wn, bn, eps, D: tl.constexpr, BIAS: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -32,7 +33,7 @@ def forward(x, weight, bias, out, mean, scale, rows, wn, bn, eps, D: tl.constexp
     tl.store(scale + row, s)
 
 
-@triton.jit
+@kernel("gx", "gw", "gb")
 def backward(x, weight, g, mean, scale, gx, gw, gb, rows, parts, wn, D: tl.constexpr, BIAS: tl.constexpr,
              ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program takes some rows of one client: their slopes, and their shares of the slopes of scale and shift."""
@@ -99,62 +100,75 @@ def rows_of(t: Tensor) -> Tensor:
 
 
 # ---- groups of channels -------------------------------------------------------------------------
+RUN = 32  # channels that a program takes at least where they lie beside each other, so that it reads whole runs
+TILE = 16384  # numbers that a program holds
+
+
 @triton.jit
+def of_group(v, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+    """For each channel the sum over its group; the channels are GROUPS x SIZE."""
+    total = tl.sum(tl.reshape(v, (GROUPS, SIZE)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, SIZE)), (GROUPS * SIZE, 1))
+
+
+@kernel("out", "mean", "scale")
 def group_forward(x, weight, bias, out, mean, scale, batch, xb, xc, xp, ob, oc, op, wn, bn, eps, C: tl.constexpr,
-                  P: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, BC: tl.constexpr,
+                  P: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr,
                   BP: tl.constexpr):  # fmt: skip
-    """A program takes one group of one sample: `[GROUP channels, P pixels]`."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """A program takes some groups of one sample: `[GROUPS x GROUP channels, P pixels]`."""
+    row = tl.program_id(0).to(tl.int64)
     c, pixel = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None]
-    channel, client = group * GROUP + c, row // batch
+    channel, client = tl.program_id(1) * (GROUPS * GROUP) + c, row // batch
+    held = (c < GROUPS * GROUP) & (channel < C)
     at = x + row * xb + channel * xc
     total = tl.zeros((BC, BP), tl.float32)
     for first in range(0, P, BP):
-        total += tl.load(at + (first + pixel) * xp, (c < GROUP) & (first + pixel < P), 0.0)
-    m = tl.sum(total) / (GROUP * P)
+        total += tl.load(at + (first + pixel) * xp, held & (first + pixel < P), 0.0)
+    m = of_group(tl.sum(total, 1), GROUPS, BC // GROUPS) / (GROUP * P)
     total = tl.zeros((BC, BP), tl.float32)
     for first in range(0, P, BP):
-        inside = (c < GROUP) & (first + pixel < P)
+        inside = held & (first + pixel < P)
         v = tl.where(inside, tl.load(at + (first + pixel) * xp, inside, 0.0) - m, 0.0)
         total += v * v
-    s = 1.0 / tl.sqrt(tl.sum(total) / (GROUP * P) + eps)
-    by = tl.load(weight + client * wn + channel, c < GROUP, 0.0) * s
+    s = 1.0 / tl.sqrt(of_group(tl.sum(total, 1), GROUPS, BC // GROUPS) / (GROUP * P) + eps)
+    by = tl.load(weight + client * wn + channel, held, 0.0) * s
     shift = -m * by
     if BIAS:
-        shift += tl.load(bias + client * bn + channel, c < GROUP, 0.0)
+        shift += tl.load(bias + client * bn + channel, held, 0.0)
     for first in range(0, P, BP):
-        inside = (c < GROUP) & (first + pixel < P)
+        inside = held & (first + pixel < P)
         v = tl.load(at + (first + pixel) * xp, inside, 0.0)
         tl.store(out + row * ob + channel * oc + (first + pixel) * op, v * by + shift, inside)
-    place = row * (C // GROUP) + group
-    tl.store(mean + place, m)
-    tl.store(scale + place, s)
+    place = row * (C // GROUP) + channel // GROUP
+    tl.store(mean + place, m, held & (c % GROUP == 0))
+    tl.store(scale + place, s, held & (c % GROUP == 0))
 
 
-@triton.jit
+@kernel("gx", "gw", "gb")
 def group_backward(x, weight, g, mean, scale, gx, gw, gb, batch, xb, xc, xp, sb, sc, sp, ob, oc, op, wn,
-                   C: tl.constexpr, P: tl.constexpr, GROUP: tl.constexpr, BC: tl.constexpr,
+                   C: tl.constexpr, P: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr,
                    BP: tl.constexpr):  # fmt: skip
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
     c, pixel = tl.arange(0, BC)[:, None], tl.arange(0, BP)[None]
-    channel, client = group * GROUP + c, row // batch
-    place = row * (C // GROUP) + group
-    m, s = tl.load(mean + place), tl.load(scale + place)
+    channel, client = tl.program_id(1) * (GROUPS * GROUP) + c, row // batch
+    held = (c < GROUPS * GROUP) & (channel < C)
+    place = row * (C // GROUP) + channel // GROUP
+    m, s = tl.load(mean + place, held, 0.0), tl.load(scale + place, held, 0.0)
     of_scale, of_shift = tl.zeros((BC, BP), tl.float32), tl.zeros((BC, BP), tl.float32)
     for first in range(0, P, BP):
-        inside = (c < GROUP) & (first + pixel < P)
+        inside = held & (first + pixel < P)
         v = (tl.load(x + row * xb + channel * xc + (first + pixel) * xp, inside, 0.0) - m) * s
         slope = tl.load(g + row * sb + channel * sc + (first + pixel) * sp, inside, 0.0)
         of_scale += slope * v
         of_shift += slope
     own_scale, own_shift = tl.sum(of_scale, 1)[:, None], tl.sum(of_shift, 1)[:, None]
-    tl.store(gw + row * C + channel, own_scale, c < GROUP)
-    tl.store(gb + row * C + channel, own_shift, c < GROUP)
-    by = tl.load(weight + client * wn + channel, c < GROUP, 0.0)
-    along = tl.sum(by * own_scale) / (GROUP * P)
-    level = tl.sum(by * own_shift) / (GROUP * P)
+    tl.store(gw + row * C + channel, own_scale, held)
+    tl.store(gb + row * C + channel, own_shift, held)
+    by = tl.load(weight + client * wn + channel, held, 0.0)
+    along = of_group(by * own_scale, GROUPS, BC // GROUPS) / (GROUP * P)
+    level = of_group(by * own_shift, GROUPS, BC // GROUPS) / (GROUP * P)
     for first in range(0, P, BP):
-        inside = (c < GROUP) & (first + pixel < P)
+        inside = held & (first + pixel < P)
         v = (tl.load(x + row * xb + channel * xc + (first + pixel) * xp, inside, 0.0) - m) * s
         slope = tl.load(g + row * sb + channel * sc + (first + pixel) * sp, inside, 0.0)
         back = (slope * by - level - v * along) * s
@@ -174,7 +188,7 @@ class GroupNorm(torch.autograd.Function):
         out = torch.empty_like(x)
         mean, scale = x.new_empty(n * b, groups), x.new_empty(n * b, groups)
         pixels, ctx.form = blocks(x, groups)
-        group_forward[(n * b, groups)](
+        group_forward[(n * b, triton.cdiv(groups, ctx.form["GROUPS"]))](
             x, weight, shift, out, mean, scale, b, *strides(x), *strides(out), weight.stride(0), shift.stride(0), eps,
             C=c, P=pixels, BIAS=bias is not None, **ctx.form,
         )  # fmt: skip
@@ -188,7 +202,7 @@ class GroupNorm(torch.autograd.Function):
         n, b, c = x.shape[:3]
         g, gx = dense(g), torch.empty_like(x)
         gw, gb = x.new_empty(n, b, c), x.new_empty(n, b, c)
-        group_backward[(n * b, ctx.groups)](
+        group_backward[(n * b, triton.cdiv(ctx.groups, ctx.form["GROUPS"]))](
             x, weight, g, mean, scale, gx, gw, gb, b, *strides(x), *strides(g), *strides(gx), weight.stride(0),
             C=c, P=blocks(x, ctx.groups)[0], **ctx.form,
         )  # fmt: skip
@@ -199,10 +213,15 @@ class GroupNorm(torch.autograd.Function):
 
 
 def blocks(x: Tensor, groups: int) -> tuple[int, dict[str, int]]:
-    """Pixels of a sample, and how a program takes them."""
+    """Pixels of a sample, and how a program takes them: one group, or several small ones that lie beside each other."""
     group, pixels = x.shape[2] // groups, x[0, 0, 0].numel()
     wide = triton.next_power_of_2(group)
-    return pixels, {"GROUP": group, "BC": wide, "BP": max(1, min(triton.next_power_of_2(pixels), 2048 // wide))}
+    together = max(1, RUN // wide) if wide == group and x.stride(2) == 1 else 1
+    high = wide * together
+    long = max(1, min(triton.next_power_of_2(pixels), TILE // high))
+    return pixels, {
+        "GROUP": group, "GROUPS": together, "BC": high, "BP": long, "num_warps": max(1, min(16, high * long // 1024)),
+    }  # fmt: skip
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:

@@ -124,4 +124,4 @@ class BatchNorm(ForOne):
         shift = None if bias is None else first(bias, dims[2], n).flatten()
         channels = first(x, dims[0], n).movedim(0, 1).flatten(1, 2)
         out = torch.batch_norm(channels, scale, shift, None, None, True, 0.0, eps, False)
-        return out.unflatten(1, (n, -1)).movedim(1, 0), 0
+        return out.reshape(len(out), n, -1, *out.shape[2:]).movedim(1, 0), 0

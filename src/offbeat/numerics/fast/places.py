@@ -32,7 +32,7 @@ class Places:
         """The gradient g^T x of a matrix: in its place, or kept as factors, or handed on."""
         size = w[0].numel()
         if self.steps and size >= (LARGE if w.is_cuda else SMALL) and self.take(w) is not None:
-            self.factors[id(w)] = (g, x)
+            self.factors[id(w)] = (g, x.detach())  # with its history it would hold the layer that holds this
             return None
         small = not w.is_cuda and size < SMALL
         return into(None if small else self.take(w), lambda out: torch.bmm(g.mT, x, out=out))

@@ -56,7 +56,7 @@ TABLE = (
              "one long table; gradients by a product (few rows, on a GPU) or by sorting"),
     FastPath((functional.embedding_bag,), tokens.embedding_bag, "bags of one size", "rows, then their sum"),
     FastPath((functional.scaled_dot_product_attention,), attention.attention, "no dropout (else it is drawn by key)",
-             "clients as a larger batch: the library's kernels, on a GPU products in a fixed order"),
+             "clients as a larger batch: the library's kernels; on a GPU one of our own, or products in a fixed order"),
     FastPath((torch.lstm,), recurrent.lstm, "sequences of one length",
              "one product over all times, then a scan; on a processor the library's for each with enough to do"),
     FastPath((torch.gru,), recurrent.gru, "sequences of one length", "likewise"),
