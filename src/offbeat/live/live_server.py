@@ -134,7 +134,7 @@ class LiveServer(Sessions):
         if tag in self.run.alarms:
             self.submit(self.run.tell(Woke(tag)))
 
-    # ---- what clients say ---------------------------------------------------------------------------
+    # ---- what clients say -----------------------------------------------------------------------
     def welcome(self, client: int) -> Welcome:
         run = self.run
         return Welcome(
@@ -189,6 +189,7 @@ class LiveServer(Sessions):
             self.counts["given_back"] += 1
             self.submit([*run.leave(client), *run.tell(Joined(client)), Effect("show", client)])
 
+    # ---- who comes ------------------------------------------------------------------------------
     def enter(self, session: Session, ready: Ready) -> None:
         """A client can run the experiment: it is there, with what it has in hand."""
         client, run = session.client, self.run
@@ -275,6 +276,7 @@ class LiveServer(Sessions):
         log.info("the run begins", extra={"facts": {"clients": len(there)}})
         self.submit(self.run.begin(there))
 
+    # ---- jobs -----------------------------------------------------------------------------------
     def begun(self, session: Session, record: Began) -> None:
         client, run = session.client, self.run
         if not self.accepts(Begun(client, record.job, record.version, record.steps)):
