@@ -1,4 +1,4 @@
-"""`python benchmarks/against_fedjax.py JAX_PYTHON OUT.json`: rounds of 10 of 100 clients here, in FedJAX, in a plain loop.
+"""`python benchmarks/against_fedjax.py JAX_PYTHON OUT.json`: rounds of 10 of 100 clients here, in FedJAX, in a loop.
 
 600 random 28x28 images for each client, 50 steps of batch 10; client-steps per second, the median round after the first
 four, turn by turn, the best of three turns of each. JAX_PYTHON is the Python of an environment with fedjax 0.0.17.

@@ -22,7 +22,7 @@ import torch
 from offbeat import Experiment, run
 from offbeat.engines.settings import limit_cores
 from offbeat.errors import BadNumbers
-from offbeat.trials import Aim, Tried
+from offbeat.trials import NEVER, Aim, Tried
 from offbeat.tuning import Between, tune
 
 TARGET = 0.85
@@ -50,9 +50,9 @@ def score(spec: Experiment) -> float:
     try:
         rows = run(spec).metrics
     except BadNumbers:
-        return -float("inf")
+        return -2 * NEVER
     found = AIM.score(Tried(rows))
-    return -float("inf") if found is None else found
+    return -2 * NEVER if found is None else found
 
 
 def mean_score(method: str, options: dict[str, Any], seeds: tuple[int, ...]) -> float:
@@ -77,7 +77,7 @@ def one(method: str, rates: list[float]) -> dict[str, Any]:
         "grid": {"best_rate": best, "seconds_to_target": -grid[best], "wall_seconds": grid_wall,
                  "processor_seconds": grid_cpu,
                  "runs": len(rates) * len(SEEDS), "reached": sum(AIM.reached(value) for value in grid.values()),
-                 "all": {f"{rate:.4g}": -value for rate, value in grid.items()}},
+                 "all": {f"{rate:.4g}": -value if AIM.reached(value) else None for rate, value in grid.items()}},
         "tuned": {**tuned, "seconds_to_target": -mine, "wall_seconds": found.seconds, "processor_seconds": tuned_cpu,
                   "trials": len(found.trials(method)), "cut_off": sum(entry.cut for entry in found.trials(method))},
         "time_ratio": mine / grid[best],
@@ -104,7 +104,7 @@ def main() -> None:
         short = {key: round(value, 3) for key, value in results["methods"][method].items() if "ratio" in key}
         print(method, short, json.dumps(results["methods"][method]), flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(results, indent=1, allow_nan=True) + "\n")
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from offbeat import ConfigError, Experiment, OffbeatError, Task, run, tuning
+from offbeat.proposals import parse_search, proposed
 from offbeat.toml import read
 from offbeat.trials import NEVER, Aim, Tried, judging, run_heat
-from offbeat.tuning import Between, parse_search, proposed, tune
+from offbeat.tuning import Between, tune
 from offbeat.tuning_ledger import Entry
 from test_metrics import error, small
 
@@ -33,6 +34,9 @@ def test_it_finds_what_a_grid_finds():
     assert len(found.trials("fedbuff")) == 8
     assert max(entry.company for entry in found.entries) == 4
     assert any(entry.cut for entry in found.entries)
+    again = [entry for entry in found.entries if entry.fresh]
+    assert len(again) > 1
+    assert best in [entry.options["client_lr"] for entry in again]
 
 
 def test_the_test_set_is_not_looked_at():

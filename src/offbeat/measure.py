@@ -19,6 +19,7 @@ from torch import Tensor
 from offbeat.assemble import Built, build
 from offbeat.config import Experiment
 from offbeat.engines.engine import Engine
+from offbeat.engines.solver import LocalSolver
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.experiment import run
 from offbeat.meters import curvature, dlsgd
@@ -163,9 +164,11 @@ def measure(
 
 def gauge_of(engine: Engine, seed: int, samples: int | None) -> Gauge:
     """A gauge whose groups fit into the memory that the engine may use."""
-    problem = engine.solver.problem
-    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=engine.solver.advance)
-    budget = bytes_per_job(problem) * engine.solver.limit
+    solver = engine.solver
+    assert isinstance(solver, LocalSolver)
+    problem = solver.problem
+    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=solver.advance)
+    budget = bytes_per_job(problem) * solver.limit
     gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
     return gauge
 

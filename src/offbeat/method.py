@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from offbeat.errors import ConfigError
 from offbeat.keys import fold
+from offbeat.options import extends
 from offbeat.records import Arrived, Command, Joined, Left, Woke
 
 if TYPE_CHECKING:
@@ -261,3 +262,14 @@ def covered(method: str, default: Policy, when: Policy | None, experimental: boo
             "about that composition. Pass experimental = true to run it all the same."
         ]
     )
+
+
+def takes_policy(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The maker of a method, with two more options: `when`, a policy in the place of its own, and `experimental`."""
+
+    @extends(make)
+    def make_under(*given: Any, when: Policy | None = None, experimental: bool = False, **options: Any) -> Method:
+        method = make(*given, **options)
+        return replace(method, when=covered(method.name, method.when, when, experimental))
+
+    return make_under

@@ -7,10 +7,12 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import update_wrapper
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from offbeat.errors import shortened, shown, unknown
 
+T = TypeVar("T")
 LARGEST = 2**31 - 1  # of the whole numbers that options are: sizes, counts, steps, versions
 STEPS = 1_000_000  # local steps in a job, exchanges of models in one, updates in a commit: no more are begun
 DEEPEST = 32  # tables and lists inside one another
@@ -111,6 +113,20 @@ def defaults(make: Callable[..., Any], fixed: tuple[str, ...] = ()) -> dict[str,
     """The options of a builder with their defaults; None stays None."""
     parameters = inspect.signature(make).parameters.items()
     return {n: p.default for n, p in parameters if n not in fixed and p.default is not inspect.Parameter.empty}
+
+
+def extends(make: Callable[..., T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """For a builder that calls `make` with `**options`: beside its own options, after `*`, it takes those of `make`."""
+
+    def extended(builder: Callable[..., T]) -> Callable[..., T]:
+        own = [p for p in inspect.signature(builder, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        signature = inspect.signature(make)
+        whole: Any = update_wrapper(builder, make)
+        whole.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])
+        whole.__annotations__ = {**make.__annotations__, **{p.name: p.annotation for p in own}}
+        return builder
+
+    return extended
 
 
 def fits(value: Any, hint: Any) -> bool:

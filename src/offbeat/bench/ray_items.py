@@ -21,6 +21,7 @@ from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, connect, quietly, ray_crew
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Tile
+from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.experiment import run
 from offbeat.plan import GBIT, Rates
 from offbeat.records import Begun
@@ -64,11 +65,11 @@ def actors(quick: bool) -> Rows:
             for name, engine in engines.items():
                 wave = [Begun(client, go, 0, steps) for client in range(jobs_)]
                 began = time.perf_counter()
-                answered(engine.solver, engine, wave)
+                answered(engine, wave)
                 if go:  # in the first, steps are traced
                     taken[name].append(time.perf_counter() - began)
         best = {name: min(times) for name, times in taken.items()}
-        tiles = len(engines["1"].solver.cut([Begun(c, 0, 0, steps) for c in range(jobs_)]))
+        tiles = len(tile_solver(engines["1"]).cut([Begun(c, 0, 0, steps) for c in range(jobs_)]))
         rows.append({
             "model": work.MODELS[model], "jobs": jobs_, "steps": steps, "tiles": tiles,
             "one actor: ms per client-step": 1e3 * best["1"] / (jobs_ * steps),
@@ -80,22 +81,25 @@ def actors(quick: bool) -> Rows:
     return rows
 
 
-def answered(solver: TileSolver, engine: Engine, jobs: Sequence[Begun]) -> None:
+def answered(engine: Engine, jobs: Sequence[Begun]) -> None:
     """One wave, asked for and answered; nobody takes its updates."""
     with engine.settings:
-        solver.submit(engine.server.versions, jobs)
+        engine.solver.submit(engine.server.versions, jobs)
         left = len(jobs)
         while left:
-            answer = solver.collect()
+            answer = engine.solver.collect()
             assert answer is not None
             left -= len(answer.jobs)
-            solver.release([result_of(answer.updates, row, job) for row, job in enumerate(answer.jobs)])
+            engine.solver.release(results_of(answer))
 
 
-def result_of(part: Any, row: int, job: Begun) -> Any:
-    from offbeat.engines.updates import Result
+def results_of(answer: Answer) -> list[Result]:
+    return [Result(answer.updates, row, job, -1, job.client) for row, job in enumerate(answer.jobs)]
 
-    return Result(part, row, job, -1, job.client)
+
+def tile_solver(engine: Engine) -> TileSolver:
+    assert isinstance(engine.solver, TileSolver)
+    return engine.solver
 
 
 @cluster(1)
@@ -107,7 +111,8 @@ def messages(quick: bool) -> Rows:
         build_method({"name": "local-sgd", "local_steps": 1}), task, 0, torch.device("cpu"), crew=ray_crew(1, None),
         tiling={"since": 0},
     )  # fmt: skip
-    crew: RayCrew = engine.solver.crew
+    crew = tile_solver(engine).crew
+    assert isinstance(crew, RayCrew)
     ray, actor = crew.ray, crew.live[1]
     vector = np.zeros(engine.solver.problem.model.dimension, dtype=np.float32)
     ray.get(actor.hold.remote((-9, 0), {"delta": vector[None]}))
@@ -225,8 +230,6 @@ class SleepingCrew(RayCrew):
 def simulated(quick: bool) -> Rows:
     """Actors that sleep at an H200's rates on links of 100 Gbit/s, with Ray's real messages and the real driver: how
     much of n times one device is left. `alone` is one device with whole waves and no Ray."""
-    from offbeat.engines.updates import Plan
-
     rows: Rows = []
     steps, goes = 50, 2 if quick else 5
     task = work.small_task("mlp", 4)
@@ -248,11 +251,11 @@ def simulated(quick: bool) -> Rows:
                 plans = [Plan(go, [job[:2] for job in jobs], weights)]
                 began = time.perf_counter()
                 solver.submit({go: state}, jobs, plans)
-                results: list[Any] = []
+                results: list[Result] = []
                 while len(results) < size:
                     answer = solver.collect()
                     assert answer is not None
-                    results += [result_of(answer.updates, row, job) for row, job in enumerate(answer.jobs)]
+                    results += results_of(answer)
                 solver.sums(go, results, weights)
                 solver.release(results)
                 times.append(time.perf_counter() - began)

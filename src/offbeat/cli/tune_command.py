@@ -62,8 +62,8 @@ def tune(
     flags = {"task": task, "fleet": fleet, "device": device}
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     common, experiments = labelled(table, methods or [])
+    from offbeat.proposals import parse_search
     from offbeat.runs.report import spoken
-    from offbeat.tuning import parse_search
     from offbeat.tuning import tune as look_for
 
     def tell(label: str, done: int, many: int) -> None:

@@ -22,7 +22,7 @@ from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
-from offbeat.engines.solver import LocalSolver
+from offbeat.engines.solver import LocalSolver, Solver
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
@@ -94,7 +94,7 @@ class Engine(Shown):
             self.spec = Spec(problem, blocks, precision, mode, memory_gib, client_memory, rows)
             members = None if blocks is None else blocks.members
             self.server = Server(method, model.initial(), seed, samples.sizes, members, client_memory)
-            self.solver: Any
+            self.solver: Solver
             if tiling is not None and not tiling["since"]:
                 self.solver, self.tiling = TileSolver(problem, self.spec, crew, tiling), None
             else:
@@ -141,8 +141,7 @@ class Engine(Shown):
     def solve(self, jobs: Sequence[Begun]) -> Outcome:
         """What these jobs come to, from the versions that the server has."""
         with self.settings:
-            outcome: Outcome = self.solver.solve(self.server.versions, jobs)
-            return outcome
+            return self.solver.solve(self.server.versions, jobs)
 
     def compute(self, horizon: Horizon, jobs: list[Begun], step: Step) -> None:
         """Ask for a wave; while it is computed, the schedule goes on."""
@@ -182,7 +181,7 @@ class Engine(Shown):
     def answer(self) -> Answer:
         """The next answer, whichever it is."""
         with self.settings:
-            answer: Answer | None = self.solver.collect()
+            answer = self.solver.collect()
         if answer is None:
             first = next(iter(self.awaited.values()))
             raise OffbeatError(

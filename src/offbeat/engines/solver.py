@@ -46,17 +46,29 @@ DEVICE = 0.5  # ... and the share of a device's whole memory: what is free chang
 class Solver(Protocol):
     """What an engine asks of whoever computes."""
 
-    problem: Problem
-    limit: int  # jobs that it takes at once
     waves: int  # that it was asked for
-    adds: bool  # it makes weighted sums where the updates are (`sums`)
     notes: list[str]
+    adds: bool  # it makes weighted sums where the updates are (`sums`)
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def limit(self) -> int:
+        """Jobs that it takes at once."""
+
+    @property
+    def rung(self) -> str: ...
+    @property
+    def mode(self) -> Mode: ...
 
     def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
         """Have these jobs computed, those of a client in the order in which they are asked for."""
 
     def collect(self) -> Answer | None:
         """The next answer, whichever it is; None: there will be none."""
+
+    def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
+        """All of a wave at once, with its updates as rows: for those who look at single waves."""
 
     def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
         """Of each result a row, by name."""

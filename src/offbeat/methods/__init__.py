@@ -26,6 +26,7 @@ from offbeat.methods.local_sgd import local_sgd
 from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
 from offbeat.numerics.local import optimised
+from offbeat.options import extends
 from offbeat.stages import takes_stages
 
 
@@ -46,8 +47,8 @@ def variant(name: str, make: Callable[..., Method], preface: str = "", **fixed: 
 def tries_optimisers(name: str, make: Callable[..., Method]) -> Callable[..., Method]:
     """A method whose formula speaks of steps of SGD, and one more option for those who experiment: `client_options`."""
 
-    @wraps(make)
-    def make_optimised(client_options: Mapping[str, Any] | None = None, **options: Any) -> Method:
+    @extends(make)
+    def make_optimised(*, client_options: Mapping[str, Any] | None = None, **options: Any) -> Method:
         method = make(**options)
         if client_options is None:
             return method
@@ -63,12 +64,6 @@ def tries_optimisers(name: str, make: Callable[..., Method]) -> Callable[..., Me
             raise ConfigError([f"{name}: with state = 'kept' take start = 'zeros'; an optimiser begins at zero"])
         return replace(method, what=replace(method.what, local=local))
 
-    own = inspect.Parameter("client_options", inspect.Parameter.KEYWORD_ONLY, default=None)
-    signature = inspect.signature(make)
-    make_optimised.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), own.replace(annotation=Mapping[str, Any] | None)]
-    )
-    make_optimised.__annotations__ = {**make.__annotations__, "client_options": Mapping[str, Any] | None}
     return make_optimised
 
 

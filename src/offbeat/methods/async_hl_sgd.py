@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
@@ -17,6 +17,7 @@ from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.hybrid import Hybrid
 
 
+@takes_policy
 def async_hl_sgd(
     buffer_size: int = 1,
     local_steps: int = 10,
@@ -28,8 +29,6 @@ def async_hl_sgd(
     staleness: str | Mapping[str, Any] = "polynomial",
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """w <- w - server_lr * mean over buffer_size reports of s(staleness) (n_k K / N) delta_k.
 
@@ -44,7 +43,6 @@ def async_hl_sgd(
     def apply(w: State, sums: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, sums["delta"], cohort.version)
 
-    inside = Hybrid(Buffer(buffer_size, local_steps), gossip_every, gossip_rounds, p)
-    policy = covered("async-hl-sgd", inside, when, experimental)
+    policy = Hybrid(Buffer(buffer_size, local_steps), gossip_every, gossip_rounds, p)
     rule = Rule(local.sgd(client_lr, client_options), init=optimiser.init, weigh=weigh, apply=apply)
     return Method("async-hl-sgd", policy, rule)

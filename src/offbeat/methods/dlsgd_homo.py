@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer, Restart
 
 
+@takes_policy
 def dlsgd_homo(
     n: int = 10,
     local_steps: int | None = None,
@@ -22,8 +23,6 @@ def dlsgd_homo(
     overlap: bool = True,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """The server steps on the first n updates to arrive; every version is broadcast to all receive buffers.
 
@@ -36,7 +35,7 @@ def dlsgd_homo(
         return optimiser.apply(w, mean["delta"], cohort.version)  # server 7
 
     restart: Restart = "broadcast" if overlap else "fresh"  # server 2, 8; client 2-3
-    policy = covered("dlsgd-homo", Buffer(n, local_steps, restart=restart), when, experimental)  # server 4
+    policy = Buffer(n, local_steps, restart=restart)  # server 4
     steps = local.sgd(client_lr, client_options)  # client 4-9
     rule = Rule(steps, init=optimiser.init, weigh=weights.mean, apply=apply)  # server 6
     return Method("dlsgd-homo", policy, rule)

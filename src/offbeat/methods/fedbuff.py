@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
 from offbeat.schedule.buffer import Buffer
 
 
+@takes_policy
 def fedbuff(
     buffer_size: int = 10,
     local_steps: int | None = None,
@@ -25,8 +26,6 @@ def fedbuff(
     concurrency: int | None = None,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """w <- w - beta * (sum of buffer_size deltas, each times s(staleness)); beta None is 1 / buffer_size, the mean.
 
@@ -42,6 +41,6 @@ def fedbuff(
         total = sums["delta"]
         return optimiser.apply(w, total if beta is not None else total / len(cohort.steps), cohort.version)  # server 9
 
-    policy = covered("fedbuff", Buffer(buffer_size, local_steps, concurrency), when, experimental)  # 5, 8; client 3, 10
+    policy = Buffer(buffer_size, local_steps, concurrency)  # 5, 8; client 3, 10
     steps = local.sgd(client_lr, client_options)  # client 4-9
     return Method("fedbuff", policy, Rule(steps, init=optimiser.init, weigh=weigh, apply=apply))

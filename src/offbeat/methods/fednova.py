@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, covered
+from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def fednova(
     n: int | None = None,
     local_steps: int | None = None,
@@ -30,8 +31,6 @@ def fednova(
     proximal: float = 0.0,
     weights: Weights = "size",
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """w <- w - server_lr * tau_eff * sum p_i delta_i / |a_i|_1, with tau_eff = sum p_i |a_i|_1.
 
@@ -47,7 +46,7 @@ def fednova(
         tau = share.of(cohort) @ cohort.numbers["reach"]
         return optimiser.apply(w, tau * sums["delta"], cohort.version)
 
-    policy = covered("fednova", Rounds(local_steps, n), when, experimental)
+    policy = Rounds(local_steps, n)
     options = ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
     steps = measured(local.sgd(client_lr, options, proximal))
     rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, clients=share.clients)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def fedprox(
     n: int | None = None,
     local_steps: int | None = None,
@@ -25,8 +26,6 @@ def fedprox(
     weights: Weights = "size",
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """n clients (None: all) minimise f_i(y) + proximal / 2 |y - w|^2 by SGD steps; w <- w - server_lr * mean(delta)."""
     share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
@@ -34,7 +33,7 @@ def fedprox(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 6
 
-    policy = covered("fedprox", Rounds(local_steps, n), when, experimental)  # 2-3
+    policy = Rounds(local_steps, n)  # 2-3
     steps = local.sgd(client_lr, client_options, proximal)  # 4
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
     return Method("fedprox", policy, rule)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
@@ -19,6 +19,7 @@ from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def hl_sgd(
     local_steps: int = 10,
     client_lr: Rate = 0.05,
@@ -30,8 +31,6 @@ def hl_sgd(
     weights: Weights = "uniform",
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """Devices step and mix, X <- W (X - lr G), then some of each cluster report: w <- w - server_lr * mean(delta).
 
@@ -46,8 +45,7 @@ def hl_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 16
 
-    inside = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, p, edge)  # 2-5, 8, 12-15
+    policy = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, p, edge)  # 2-5, 8, 12-15
     steps = local.sgd(client_lr, client_options)  # 6, 7
-    policy = covered("hl-sgd", inside, when, experimental)
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
     return Method("hl-sgd", policy, rule)

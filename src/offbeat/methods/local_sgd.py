@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def local_sgd(
     n: int | None = 10,
     local_steps: int | None = None,
@@ -30,8 +31,6 @@ def local_sgd(
     deadline: float | None = None,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """n sampled clients (None: all) take local_steps from the newest model; w <- w - server_lr * mean(delta)."""
     share, optimiser = shares(weights), optimisers.server_optimiser(server_lr, server_optimiser)
@@ -39,7 +38,7 @@ def local_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # (3)
 
-    policy = covered("local-sgd", Rounds(local_steps, n, replacement, over_selection, deadline), when, experimental)
+    policy = Rounds(local_steps, n, replacement, over_selection, deadline)
     steps = local.sgd(client_lr, client_options)  # (2)
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
     return Method("local-sgd", policy, rule)

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def minibatch_sgd(
     n: int | None = None,
     server_lr: Rate = 0.1,
     server_optimiser: str | Mapping[str, Any] = "sgd",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """n clients (None: all) send one stochastic gradient each; w <- w - server_lr * their mean."""
     optimiser = optimisers.server_optimiser(server_lr, server_optimiser)
@@ -27,5 +26,5 @@ def minibatch_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["gradient"], cohort.version)
 
-    policy = covered("minibatch-sgd", Rounds(steps=1, size=n), when, experimental)
+    policy = Rounds(steps=1, size=n)
     return Method("minibatch-sgd", policy, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, takes_policy
 from offbeat.numerics import optimisers
 from offbeat.numerics.local import Corrected, corrected_step
 from offbeat.numerics.rates import Rate, client_rate, rate
@@ -16,6 +16,7 @@ from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
+@takes_policy
 def scaffold(
     n: int | None = None,
     local_steps: int | None = None,
@@ -24,8 +25,6 @@ def scaffold(
     option: Literal["I", "II"] = "II",
     weights: Weights = "uniform",
     start: Literal["zeros", "gradients"] = "zeros",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """n sampled clients (None: all) step along g + c - c_i; `option` says how c_i is renewed.
 
@@ -49,7 +48,7 @@ def scaffold(
         model = w["model"] - at(cohort.version) * mean["delta"]  # 16-17
         return w | {"model": model, "c": w["c"] + share.part(cohort) * mean["c_delta"]}  # uniform: |S| / N
 
-    policy = covered("scaffold", Rounds(local_steps, n), when, experimental)  # 3-4
+    policy = Rounds(local_steps, n)  # 3-4
     steps = Local(
         begin, corrected_step, finish, {"lr": client_rate(client_lr)}, ("delta", "c_delta"), remembers=("c_i",),
         full_gradient=option == "I",

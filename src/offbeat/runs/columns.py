@@ -33,10 +33,6 @@ def trace_table(rows: Sequence[Row]) -> pa.Table:
     return pa.table([pa.array(c, t) for c, t in zip(columns, TRACE.types, strict=True)], schema=TRACE)
 
 
-def write_trace(rows: Sequence[Row], path: Path) -> None:
-    pq.write_table(trace_table(rows), path)
-
-
 def metrics_table(rows: list[dict[str, Any]]) -> pa.Table:
     """One row per evaluation. What there is besides METRICS are further metrics, numbers all."""
     further = [name for name in rows[0] if name not in METRICS.names] if rows else []

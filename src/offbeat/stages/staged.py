@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from offbeat import keys, registry
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.method import Carry, Job, Method, Stage, State, Update, passed
-from offbeat.options import option_problems
+from offbeat.options import extends, option_problems
 from offbeat.stages.chain import Chain
 from offbeat.stages.floats import bfloat16, float16
 from offbeat.stages.int8 import int8
@@ -89,16 +87,9 @@ def chain(given: Any) -> Stage | None:
 def takes_stages(make: Callable[..., Method]) -> Callable[..., Method]:
     """The maker of a method, with one more option: `stages`."""
 
-    @wraps(make)
-    def make_staged(*given: Any, stages: Any = None, **options: Any) -> Method:
+    @extends(make)
+    def make_staged(*given: Any, stages: Stages | None = None, **options: Any) -> Method:
         method = make(*given, **options)
         return method if stages is None else staged(method, stages)
 
-    hint = Stages | None
-    own = inspect.Parameter("stages", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-    signature = inspect.signature(make)
-    make_staged.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), own]
-    )
-    make_staged.__annotations__ = {**make.__annotations__, "stages": hint}
     return make_staged
