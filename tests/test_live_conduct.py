@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from live_world import digits
 from offbeat import Experiment, build
-from offbeat.errors import BadNumbers
+from offbeat.errors import BadNumbers, OffbeatError
+from offbeat.live.checks import Limits
 from offbeat.live.conduct import Run
 from offbeat.live.door import Options
 from offbeat.live.journal import Journal, write_payload
@@ -169,3 +171,19 @@ def test_two_updates_for_one_job_at_once_are_one(tmp_path: Path) -> None:
     alone.killed()
     again = Alone(tmp_path).run
     assert torch.equal(again.server.state["model"], run.server.state["model"])
+
+
+def test_a_run_whose_clients_are_all_shut_out_says_so(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    alone.begin()
+    server = LiveServer(alone.built, alone.run, Options(), "run")
+    session = Session(0, "", Peer(None, 0, None, ""), Outlet(lambda frame: asyncio.sleep(0)))
+    for _ in range(9):
+        server.offence(session, "norm")
+    with pytest.raises(OffbeatError, match=r"all 1 clients are shut out; .* 10 times norm; a lower client rate"):
+        server.offence(session, "norm")
+    alone.killed()
+    for offences, shut in ((10, True), (20, False)):
+        options = Options(limits=Limits(offences=offences))
+        again = LiveServer(alone.built, Alone(tmp_path).run, options, "run")
+        assert bool(again.checks.of(0).shut_out) == shut

@@ -204,6 +204,11 @@ def test_who_comes_again_is_the_same_or_is_kept_out(tmp_path: Path) -> None:
         answers = Wanderer(live, live.keys, "client-0").say(hello(), wire.encode(ready), answers=2)
         assert "the shard has changed: 10 samples as before" in answers[1].reason
         assert answers[1].final
+        for held, said in (([["x"]], "not what it should be"), ([[0, 0, 2, False]] * 300, "256 is the most")):
+            ready = wire.Ready(one.welcome.model, 10, "", held, -1, "")
+            answers = Wanderer(live, live.keys, "client-2").say(hello(), wire.encode(ready), answers=2)
+            assert said in answers[1].reason
+        assert not any(line["event"] == "joined" and line["client"] == 2 for line in live.log())
         certificates.revoke(live.keys, "client-1")
         assert other.hear(wire.Refused).reason == "this certificate was revoked"
 

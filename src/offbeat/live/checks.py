@@ -90,7 +90,7 @@ class Checks:
         one.refused[kind] += 1
         if kind in OFFENCES and one.offences >= self.limits.offences and not one.shut_out:
             said = ", ".join(f"{many} times {name}" for name, many in one.refused.items() if name in OFFENCES)
-            one.shut_out = f"shut out after {one.offences} updates that were refused: {said}"
+            one.shut_out = f"{one.offences} things that it sent were refused: {said}"
             return True
         return False
 

@@ -40,6 +40,7 @@ from offbeat.live.wire import (
     Welcome,
     WireError,
     digest,
+    fits,
 )
 from offbeat.records import Begun, Finished, Joined, Overwritten, Woke
 
@@ -133,7 +134,7 @@ class LiveServer(Sessions):
         if tag in self.run.alarms:
             self.submit(self.run.tell(Woke(tag)))
 
-    # ---- what clients say ---------------------------------------------------------------------------
+    # ---- what clients say -----------------------------------------------------------------------
     def welcome(self, client: int) -> Welcome:
         run = self.run
         return Welcome(
@@ -188,9 +189,11 @@ class LiveServer(Sessions):
             self.counts["given_back"] += 1
             self.submit([*run.leave(client), *run.tell(Joined(client)), Effect("show", client)])
 
+    # ---- who comes ------------------------------------------------------------------------------
     def enter(self, session: Session, ready: Ready) -> None:
         """A client can run the experiment: it is there, with what it has in hand."""
         client, run = session.client, self.run
+        jobs_in_hand(ready)  # whoever says nonsense has not joined
         if ready.model != self.model:
             self.end(session, Refused("the model there differs from the server's in names, shapes or types", True))
             return
@@ -273,6 +276,7 @@ class LiveServer(Sessions):
         log.info("the run begins", extra={"facts": {"clients": len(there)}})
         self.submit(self.run.begin(there))
 
+    # ---- jobs -----------------------------------------------------------------------------------
     def begun(self, session: Session, record: Began) -> None:
         client, run = session.client, self.run
         if not self.accepts(Begun(client, record.job, record.version, record.steps)):
@@ -321,7 +325,7 @@ def jobs_in_hand(ready: Ready) -> list[tuple[int, int, int, bool]]:
     if len(ready.held) > HELD:
         raise WireError(f"{len(ready.held)} jobs in hand; {HELD} is the most")
     for item in ready.held:
-        if not (isinstance(item, list) and len(item) == 4 and all(isinstance(n, int) for n in item)):
+        if not (isinstance(item, list) and len(item) == 4 and all(fits(int, n) for n in item[:3])):
             raise WireError("held of a Ready is not what it should be")
     return [(job, version, steps, bool(done)) for job, version, steps, done in ready.held]
 

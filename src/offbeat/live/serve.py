@@ -126,7 +126,7 @@ def server_of(built: Built, run: Run, options: Options, run_id: str) -> LiveServ
     """Clients report each for itself, or clusters as one."""
     if built.hybrid is None:
         return LiveServer(built, run, options, run_id)
-    from offbeat.live.cluster_sessions import ClusterServer
+    from offbeat.live.cluster_server import ClusterServer
 
     return ClusterServer(built, run, options, run_id)
 

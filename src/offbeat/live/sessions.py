@@ -65,7 +65,8 @@ class Sessions(ABC):
         for client, facts in self.known.items():
             conduct = self.checks.of(client)
             conduct.refused.update(facts.get("refused", {}))
-            conduct.shut_out = facts.get("shut_out", "")
+            if conduct.offences >= options.limits.offences:  # a higher limit lets them in again
+                conduct.shut_out = facts.get("shut_out", "")
         self.counts: Counter[str] = Counter()
         self.finished = asyncio.Event()
         self.failure: Exception | None = None
@@ -94,6 +95,7 @@ class Sessions(ABC):
         """Until the run has ended, or somebody stops the server."""
         options = self.options
         self.door.look()
+        self.require_clients()
         methods = {transport.SESSION: self.session}
         server, self.port = await transport.listen(options.address, options.keys, methods, options.limits.connections)
         tasks = [asyncio.create_task(part) for part in (self.dispatch(), self.tick())]
@@ -290,6 +292,16 @@ class Sessions(ABC):
             self.leases.pop(session.client, None)
             session.ready = False
             self.depart(session.client)
+            self.require_clients()
+
+    def require_clients(self) -> None:
+        """A run whose clients are all shut out comes to no end by itself."""
+        reasons = [self.checks.of(client).shut_out for client in range(self.clients)]
+        if all(reasons):
+            raise OffbeatError(
+                f"all {self.clients} clients are shut out; of the last, {reasons[-1]}; a lower client rate usually "
+                "helps. To go on as it is, start the server again with a higher --limit offences=N"
+            )
 
     def keep_facts(self, client: int, **facts: Any) -> None:
         conduct = self.checks.of(client)

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from offbeat.assemble import Built
-from offbeat.errors import StorageError
+from offbeat.errors import ConfigError, StorageError
+from offbeat.live import transport
 from offbeat.live.arriving import Arriving
 from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options
@@ -101,11 +102,9 @@ class ClusterServer(LiveServer):
     def come(self, session: Session, ready: Ready) -> None:
         device, run = session.client, self.run
         cluster, place = self.home[device]
-        if not ready.address:
+        if (refusal := self.address_problem(ready.address)) is not None:
             session.ready = False
-            self.end(
-                session, Refused("devices of a cluster exchange models: give --listen host:port, for neighbours", True)
-            )
+            self.end(session, Refused(refusal, True))
             return
         moved = self.addresses.get(device) not in (None, ready.address)
         self.addresses[device] = ready.address
@@ -132,6 +131,16 @@ class ClusterServer(LiveServer):
             self.give_back(cluster)
         else:
             self.send_order(session, cluster, block)
+
+    def address_problem(self, address: str) -> str | None:
+        """Why neighbours could not dial a device."""
+        if not address:
+            return "devices of a cluster exchange models: give --listen host:port, for neighbours"
+        try:
+            transport.require_address(address, self.options.keys)
+        except ConfigError as error:
+            return str(error)
+        return None
 
     def gather(self, session: Session) -> None:
         there = [cluster for cluster in range(len(self.each)) if self.there(cluster)]
