@@ -28,7 +28,10 @@ ENVIRONMENTS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(METHODS)))
+HALF = [pytest.param(number, marks=pytest.mark.soak if number % 2 else ()) for number in range(len(METHODS))]
+
+
+@pytest.mark.parametrize("number", HALF)
 def test_every_method_keeps_the_law(number: int, tmp_path: Path) -> None:
     keeps_the_law(drawn(number), tmp_path, number)
 

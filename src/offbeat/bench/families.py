@@ -82,25 +82,23 @@ def measure(family: Family, clients: int, device: torch.device, precision: Preci
     gc.collect()  # graphs of the family before hold memory
     torch.manual_seed(0)
     task = family_task(family, clients)
-    gpu = device.type == "cuda"
-    steps = STEPS if gpu else 4
-    jobs = [Begun(client, 0, 0, steps) for client in range(clients)]
+    jobs = [Begun(client, 0, 0, STEPS) for client in range(clients)]
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        engine = Engine(build_method({"name": "local-sgd", "local_steps": steps}), task, 0, device, precision)
+        engine = Engine(build_method({"name": "local-sgd", "local_steps": STEPS}), task, 0, device, precision)
         engine.solve(jobs)
         work.finish(device)
         first = time.perf_counter() - began
         work.warm_up(partial(engine.solve, jobs), device, 1.0 if quick else 4.0)
     few = range(min(clients, 3))
-    loop = partial(work.plain_loop, task, few, lambda _: steps, device)
+    loop = partial(work.plain_loop, task, few, lambda _: STEPS, device)
     loop()
     plain = wave = float("inf")
     for _ in range(3 if quick else 5):
         plain = min(plain, work.seconds(loop, device))
         wave = min(wave, work.seconds(partial(engine.solve, jobs), device))
-    rates = len(few) * steps / plain, clients * steps / wave
+    rates = len(few) * STEPS / plain, clients * STEPS / wave
     return {
         "model": family.name, "parameters": family.parameters, "clients": clients, "plain": rates[0], "wave": rates[1],
         "ratio": rates[1] / rates[0], "first wave s": first, "way": engine.solver.rung,
