@@ -27,7 +27,10 @@ def trace(path: Path) -> bytes:
     return (path / "trace.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(i, id=name, marks=() if i % 2 else pytest.mark.soak) for i, name in enumerate(sorted(METHODS))],
+)
 def test_tiles_agree_with_whole_waves(number: int) -> None:
     experiment = replace(drawn(number), checkpoint_seconds=60.0, until={"commits": 4})
     whole, tiles = run(experiment), run(replace(experiment, engine="tiles"))
