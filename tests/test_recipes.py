@@ -3,6 +3,7 @@
 
 import json
 import math
+import signal
 from dataclasses import replace
 
 import pytest
@@ -157,14 +158,20 @@ def test_a_run_that_breaks_down_is_recorded_and_missing_data_is_not(tmp_path):
     assert [(r["cell"], r["failed"]) for r in kept.records["toy"]] == [("one", "RuntimeError: out of memory")]
 
 
-def test_a_cell_that_does_not_fit_is_left_and_one_that_runs_over_is_cut(tmp_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_cell_that_does_not_fit_is_left_and_one_that_runs_over_is_cut(tmp_path, background):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.default_int_handler)
+
     def long(run):
         while True:
             pass
 
     slow = Cell("one", job({}), client_steps=1e9, pace="quadratic")
     recipe = Recipe("toy", "Toy", "Toy.", ("kind",), (slow, Cell("two", long)), ("rounds",), seeds=1)
-    kept, done = filled(tmp_path, recipe, minutes=1.5 / 60)
+    try:
+        kept, done = filled(tmp_path, recipe, minutes=1.5 / 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == 0
     (record,) = kept.records["toy"]
     assert (record["cell"], "cut" in record) == ("two", True)

@@ -269,7 +269,13 @@ def data_of(cell: Cell) -> str:
 @contextmanager
 def ringing(seconds: float) -> Iterator[None]:
     """An interrupt after so many seconds: a run ends after the commit in hand."""
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def ring(*_: Any) -> None:
+        if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as in the background of a shell
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield
