@@ -70,8 +70,9 @@ def test_the_law_holds_on_another_instruction_set_and_under_load(tmp_path: Path,
     digests(ENVIRONMENTS[1], SAMPLE, tmp_path)
 
 
-def test_the_number_of_threads_does_not_matter(tmp_path: Path, busy: None) -> None:
-    one, three = (digests(ENVIRONMENTS[i], SAMPLE[:1], tmp_path / str(i)) for i in (0, 4))
+@pytest.mark.parametrize("number", [SAMPLE[0], *(pytest.param(n, marks=pytest.mark.soak) for n in SAMPLE[1:])])
+def test_the_number_of_threads_does_not_matter(number: int, tmp_path: Path, busy: None) -> None:
+    one, three = (digests(ENVIRONMENTS[i], (number,), tmp_path / str(i)) for i in (0, 4))
     assert one == three
 
 

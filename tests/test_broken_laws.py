@@ -145,7 +145,7 @@ BROKEN: dict[Callable[[], Method], dict[str, str]] = {
         "twin": "(mode = 'twin') the model differs by",
         "cut": "waves of one job each the model",
     },
-    another_schedule_each_time: {"replayed": "replay: at row", "resumed": ""},
+    another_schedule_each_time: {"replayed": "replay: ", "resumed": ""},  # the policy or the clock is met first
 }
 
 

@@ -123,6 +123,22 @@ def test_out_of_memory_halves_the_wave_and_goes_on(monkeypatch: pytest.MonkeyPat
         list(engine.commits(Horizon(VirtualClock(made.when, times(8), generator(0, "policy")), 64, 10)))
 
 
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, Exception])  # Triton's own are plain exceptions
+def test_a_way_that_fails_is_left_for_the_next(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build_method({"name": "local-sgd"}), quadratic_world(), 0, torch.device("cpu"), "float64")
+    way = engine.solver.way
+
+    def fails_at_first(starts: Any, jobs: Any) -> Any:
+        if engine.solver.rung == "captured":
+            raise error("no such kernel")
+        return way(starts, jobs)
+
+    monkeypatch.setattr(engine.solver, "way", fails_at_first)
+    with pytest.warns(UserWarning, match="so they run plainly: no such kernel"):
+        engine.solve([Begun(0, 0, 0, 1)])
+    assert engine.solver.record == [(0, "rung", "plain")]
+
+
 def test_a_memory_limit_cuts_waves() -> None:
     task = quadratic_world()
     made = build_method({"name": "local-sgd", "n": 8})

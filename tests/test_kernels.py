@@ -21,7 +21,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1", allow_module_level=True)
 
-from offbeat.numerics.fast import kernels
+from offbeat.numerics.fast import convolution_kernels, kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -65,7 +65,7 @@ def test_convolutions(x: Any, w: Any, step: int, padding: int, places: bool) -> 
         rows = torch.full((x[0], weights[0].numel() + w[0] + 3), float("nan"), device=DEVICE)
         at = rows[:, : weights[0].numel()].unflatten(1, w), rows[:, weights[0].numel() : -3]
         held = Places([weights, bias], at)
-    found = kernels.Convolve.apply(images, weights, bias, step2, padding2, held)
+    found = convolution_kernels.Convolve.apply(images, weights, bias, step2, padding2, held)
     close(found, want)
     g = torch.randn_like(want)
     theirs = torch.autograd.grad(want, (images, weights, bias), g)

@@ -94,18 +94,19 @@ def test_what_is_written_is_a_comparison_at_the_same_budget(tmp_path):
 
 
 def test_times_to_a_target_are_smoothed_and_lie_between_evaluations():
-    values = (0.1, 0.9, 0.1, 0.5, 0.5, 0.5, 0.9)  # their running means: 0.1, 0.5, 0.3667, 0.4, 0.42, 0.5, 0.5
-    rows = [{"virtual_seconds": 10.0 * n, "accuracy": value} for n, value in enumerate(values)]
-    assert Aim(target=0.45).seconds(rows) == pytest.approx(8.75)
+    values = (0.1, 0.9, 0.1, 0.5, 0.5, 0.5, 0.9)  # the means of five: 0.42, 0.5, 0.5
+    rows = [{"commit": n, "virtual_seconds": 10.0 * n, "accuracy": value} for n, value in enumerate(values)]
+    assert Aim(target=0.45).seconds(rows) == pytest.approx(43.75)
+    assert Aim(target=0.45, smooth=1).seconds(rows) == pytest.approx(4.375)
     assert Aim(target=0.9).seconds(rows) is None  # one evaluation is not enough
-    assert Aim(target=0.05).score(Tried(rows)) == 0.0
+    assert Aim(target=0.05).score(Tried(rows)) == -40.0  # the first five
     late = Aim(target=0.95).score(Tried(rows))
     assert late < -NEVER  # behind all who reached it
     assert late > Aim(target=0.96).score(Tried(rows))  # the nearest first
     assert not Aim(target=0.95).reached((late - 20.0 - 30.0) / 3)  # one seed of three
     assert Aim(target=0.7).score(Tried(rows, failed="x")) is None
-    falling = [{"virtual_seconds": float(t), "loss": v} for t, v in ((0, 2.0), (10, 1.0))]
-    assert Aim("loss", False, 1.75).score(Tried(falling)) == pytest.approx(-5.0)
+    falling = [{"commit": t, "virtual_seconds": float(t), "loss": v} for t, v in ((0, 2.0), (10, 1.0))]
+    assert Aim("loss", False, 1.75, smooth=1).score(Tried(falling)) == pytest.approx(-2.5)
 
 
 def test_first_spread_then_near_the_best():

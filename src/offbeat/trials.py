@@ -21,7 +21,7 @@ from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
 from offbeat.runs.loop import Evaluate
 from offbeat.runs.outcome import row_of
-from offbeat.runs.target import SMOOTH, plain_name, stop_reason
+from offbeat.runs.target import SMOOTH, crossing, plain_name, stop_reason
 
 RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule
 LAST = 3  # evaluations whose mean is a trial's value
@@ -63,21 +63,8 @@ class Aim:
     def seconds(self, rows: Rows) -> float | None:
         """The virtual time at which the mean of the last evaluations meets the target, in a straight line between two;
         None where it never does. A single one meets it by chance at times, most of all where rates are high."""
-        if self.target is None:
-            return None
-        sign, before, seen = (1 if self.more else -1), None, list[float]()
-        for row in rows:
-            if row.get(self.metric) is None:
-                continue
-            seen.append(row[self.metric])
-            now = sum(seen[-self.smooth :]) / len(seen[-self.smooth :])
-            if sign * now >= sign * self.target:
-                if before is None or before[1] == now:
-                    return float(row["virtual_seconds"])
-                part = (self.target - before[1]) / (now - before[1])
-                return float(before[0] + part * (row["virtual_seconds"] - before[0]))
-            before = (row["virtual_seconds"], now)
-        return None
+        at = None if self.target is None else crossing(rows, self.target, self.smooth, self.metric, self.more)
+        return None if at is None else at.between
 
     def score(self, tried: Tried) -> float | None:
         """Larger is better, None is a failure. With a target, whoever has not reached it comes after all who have, the

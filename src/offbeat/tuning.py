@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from offbeat.assemble import build
@@ -284,13 +285,10 @@ class MethodSearch:
         if not again:
             best = next(iter(there.values()))
             return best, best.score or 0.0
-        means = {entry.number: mean([*entry.scores, *there[entry.number].scores]) for entry in again}
+        scores = {entry.number: [*entry.scores, *there[entry.number].scores] for entry in again}
+        means = {number: fmean(score for score in each if score is not None) for number, each in scores.items()}
         number = max(means, key=lambda each: means[each])
         return there[number], means[number]
-
-
-def mean(scores: Sequence[float | None]) -> float:
-    return sum(score or 0.0 for score in scores) / len(scores)
 
 
 def part_of(until: Mapping[str, float], part: float) -> dict[str, float]:

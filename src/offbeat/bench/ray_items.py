@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,14 @@ from offbeat.bench import RAY, work
 from offbeat.config import Experiment
 from offbeat.engines.crew import Reply, in_process
 from offbeat.engines.engine import Engine
-from offbeat.engines.ray_crew import RayCrew, connect, quietly, ray_crew
+from offbeat.engines.ray_crew import RayCrew, ray_crew
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Tile
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.experiment import run
 from offbeat.plan import GBIT, Rates
 from offbeat.records import Begun
-from offbeat.spread import Call, spread
+from offbeat.spread import Call, connected, spread
 
 Rows = list[dict[str, Any]]
 # Client-steps a second of an H200 (CNN, tf32), by clients in a wave: results/speed-h200.json.
@@ -33,21 +32,7 @@ H200 = Rates((1, 10, 50, 100, 200), (6895.0, 43039.0, 80987.0, 90290.0, 96956.0)
 NUMBERS = 582_026  # of that CNN
 
 
-@contextmanager
-def cluster(cores: int) -> Iterator[None]:
-    """A cluster on this machine with room for so many actors."""
-    mine = connect(None, cores)
-    try:
-        yield
-    finally:
-        if mine:
-            import ray
-
-            with quietly():
-                ray.shutdown()
-
-
-@cluster(3)
+@connected(3)
 def actors(quick: bool) -> Rows:
     """Two actors against one, one thread each, and against the same tiles in this process: waves of 32 jobs of 20
     steps, one after the other in turn."""
@@ -102,7 +87,7 @@ def tile_solver(engine: Engine) -> TileSolver:
     return engine.solver
 
 
-@cluster(1)
+@connected(1)
 def messages(quick: bool) -> Rows:
     """What the overhead of a wave comes from: an empty message there and back, a version placed and fetched, a sum
     fetched; medians."""
@@ -138,7 +123,7 @@ def messages(quick: bool) -> Rows:
     return rows
 
 
-@cluster(2)
+@connected(2)
 def moved(quick: bool) -> Rows:
     """Sums against rows: bytes that travel in a run, by the same tiles on two workers. A rule that says `weigh` and
     `apply` sends sums; the same rule as `commit` has every row sent."""
@@ -226,7 +211,7 @@ class SleepingCrew(RayCrew):
         return reply._replace(value=(solved, [], "captured", 0))
 
 
-@cluster(2)
+@connected(2)
 def simulated(quick: bool) -> Rows:
     """Actors that sleep at an H200's rates on links of 100 Gbit/s, with Ray's real messages and the real driver: how
     much of n times one device is left. `alone` is one device with whole waves and no Ray."""
@@ -280,7 +265,7 @@ def one_run(seed: int, commits: int) -> float:
     return float(outcome.loss_final)
 
 
-@cluster(2)
+@connected(2)
 def sweep(quick: bool) -> Rows:
     """32 runs on one worker of one thread, and on two; both kinds of worker are warm, and their turns alternate."""
     runs, commits = (4, 20) if quick else (32, 150)

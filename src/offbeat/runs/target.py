@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from offbeat.errors import shown, unknown
@@ -131,6 +131,7 @@ class Crossing:
 
     commit: int
     virtual_seconds: float
+    between: float = field(default=math.nan, compare=False)  # where a straight line from the one before meets it
 
 
 def crossing(
@@ -138,11 +139,16 @@ def crossing(
 ) -> Crossing | None:
     """The first crossing of a metric, by single evaluations or by the mean of the last `smooth` of them."""
     seen: list[float] = []
+    before: tuple[float, float] | None = None  # when, and the mean
     for row in rows:
         if row.get(name) is None:
             continue
         seen.append(row[name])
-        mean = sum(seen[-smooth:]) / smooth
-        if len(seen) >= smooth and (mean >= target if more else mean <= target):
-            return Crossing(row["commit"], row["virtual_seconds"])
+        if len(seen) < smooth:
+            continue
+        now, mean = float(row["virtual_seconds"]), sum(seen[-smooth:]) / smooth
+        if mean >= target if more else mean <= target:
+            start, level = before or (now, mean - 1.0)
+            return Crossing(row["commit"], now, start + (target - level) / (mean - level) * (now - start))
+        before = (now, mean) if math.isfinite(mean) else None
     return None

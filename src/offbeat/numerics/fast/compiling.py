@@ -10,8 +10,6 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-import triton
-
 MOST = 16  # compilers at once
 
 ahead: Context | None = None  # where kernels are only compiled; gradients are made in a thread of PyTorch's own
@@ -38,6 +36,8 @@ class Kernel:
 
 def kernel(*outputs: str) -> Callable[[Any], Kernel]:
     """In the place of `triton.jit`; `outputs` are the arguments that it writes."""
+    import triton
+
     return lambda function: Kernel(triton.jit(function), outputs)
 
 
@@ -45,6 +45,8 @@ def kernel(*outputs: str) -> Callable[[Any], Kernel]:
 def side_by_side() -> Iterator[bool]:
     """What is launched in here is compiled and not run; afterwards all of it is there. Not so with an old Triton."""
     global ahead
+    import triton
+
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None:
         yield False

@@ -74,9 +74,9 @@ def each(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, p
 
 def fused(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
     """A kernel of our own that reads the patches where they lie."""
-    from offbeat.numerics.fast import kernels
+    from offbeat.numerics.fast.convolution_kernels import Convolve
 
-    out: Tensor = kernels.Convolve.apply(x, w, bias, step, padding, places)  # type: ignore[no-untyped-call]
+    out: Tensor = Convolve.apply(x, w, bias, step, padding, places)  # type: ignore[no-untyped-call]
     return out
 
 
