@@ -122,6 +122,13 @@ def digest(model: dict[str, torch.Tensor]) -> str:
     return whole.hexdigest()[:16]
 
 
+def ends_at(experiment: Experiment, out: Path, number: int) -> str:
+    """The digest of the model of a straight run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return digest(run(experiment, out).model)
+
+
 def keeps_the_law(experiment: Experiment, out: Path, number: int) -> str:
     """Run twice = killed and resumed = extended = replayed; the digest of the model."""
     rng = random.Random(number + 1)

@@ -19,7 +19,8 @@ from offbeat.engines.crew import Reply, in_process
 from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, ray_crew
 from offbeat.engines.tile_solver import TileSolver
-from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Tile
+from offbeat.engines.tile_worker import GREATEST, LEAST, Computed, Solved, Spec, Sum, Tile
+from offbeat.engines.tiling import Span, joined
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.experiment import run
 from offbeat.plan import GBIT, Rates
@@ -166,18 +167,16 @@ def sleeper() -> type:
             self.sizes, self.rates, self.numbers, self.link, least_and_most = given
             return {}, least_and_most
 
-        def solve(self, tiles: list[tuple[int, int, list[int]]], versions: int) -> list[dict[int, Any]]:
+        def solve(self, tiles: list[tuple[int, int]], versions: int, sums: int) -> list[Any]:
             import time
 
             import numpy as np
 
-            vector = 4 * self.numbers / self.link
-            seconds, sums = versions * vector, []
-            for jobs, steps, commits in tiles:
-                seconds += jobs * steps / float(np.interp(jobs, self.sizes, self.rates)) + len(commits) * vector
-                sums.append({commit: np.zeros(self.numbers, dtype=np.float32) for commit in commits})
+            seconds = (versions + sums) * 4 * self.numbers / self.link
+            for jobs, steps in tiles:
+                seconds += jobs * steps / float(np.interp(jobs, self.sizes, self.rates))
             time.sleep(seconds)
-            return sums
+            return [np.zeros(self.numbers, dtype=np.float32) for _ in range(sums)]
 
     return Sleeper
 
@@ -189,26 +188,27 @@ class SleepingCrew(RayCrew):
     grace = 300.0
 
     def prepare(self, spec: Spec) -> tuple[Any, Any, dict[str, float]]:
-        self.keys: dict[int, list[Tile]] = {}
+        self.under_way: dict[int, tuple[list[Tile], list[Span]]] = {}
         sizes = {"least": LEAST, "most": GREATEST, "limit": 4096}
         return sleeper(), (H200.sizes, H200.rates, NUMBERS, self.gbit * GBIT, sizes), {"num_cpus": 0.0}
 
     def ask(self, worker: int, what: str, *given: Any) -> int:
         tiles, versions = given[0], given[1]
-        plain = [(len(t.jobs), t.jobs[0].steps, [version for version, *_ in t.plans]) for t in tiles]
-        ticket = super().ask(worker, what, plain, len(versions))
-        self.keys[ticket] = tiles
+        numbers = {tile.key[1] for tile in tiles}  # of one wave, all of it for one commit
+        spans = list(joined({(number, 1): 0 for number in numbers}, numbers))
+        ticket = super().ask(worker, what, [(len(t.jobs), t.jobs[0].steps) for t in tiles], len(versions), len(spans))
+        self.under_way[ticket] = tiles, spans
         return ticket
 
     def hear(self) -> Reply | None:
-        reply = super().hear()
-        if reply is None or reply.ticket is None:
-            return reply
-        solved = [
-            Solved(tile.key, [-1] * len(tile.jobs), {}, None, {v: {"delta": value} for v, value in sums.items()})
-            for tile, sums in zip(self.keys.pop(reply.ticket), reply.value, strict=True)
-        ]
-        return reply._replace(value=(solved, [], "captured", 0))
+        heard = super().hear()
+        if heard is None or heard.ticket is None:
+            return heard
+        tiles, spans = self.under_way.pop(heard.ticket)
+        wave, version = tiles[0].key[0], tiles[0].plans[0][0]
+        sums = [Sum(wave, version, span, {"delta": value}) for span, value in zip(spans, heard.value, strict=True)]
+        solved = [Solved(tile.key, [-1] * len(tile.jobs), {}, None) for tile in tiles]
+        return heard._replace(value=Computed(solved, sums, [], "captured", 0))
 
 
 @connected(2)
@@ -216,7 +216,7 @@ def simulated(quick: bool) -> Rows:
     """Actors that sleep at an H200's rates on links of 100 Gbit/s, with Ray's real messages and the real driver: how
     much of n times one device is left. `alone` is one device with whole waves and no Ray."""
     rows: Rows = []
-    steps, goes = 50, 2 if quick else 5
+    steps, goes = 50, 2 if quick else 10
     task = work.small_task("mlp", 4)
     method = build_method({"name": "local-sgd", "local_steps": steps})
     counts, sizes = ((1, 2), (100,)) if quick else ((1, 2, 4, 8, 16), (100, 300, 1000))

@@ -2,8 +2,8 @@
 
 A wave is cut by rule, whoever computes: into 16 tiles, unless these would be too small or too large. Where clients
 remember something, a tile has clients of one home alone, and there are always 16 homes; a home is with one worker.
-Commits take sums of each tile, joined in the order of tiles. So the number of workers, and when each answers, changes
-no bit.
+Commits take sums of each tile, and these are added two and two, in an order that follows from the tiles' numbers
+(`joined`). So the number of workers, and when each answers, changes no bit.
 
 Workers keep the updates they made; what travels are versions (once to each worker), and back sums, or rows where a rule
 needs them. A worker that is lost takes updates and memories with it. What is still needed is computed again elsewhere,
@@ -17,7 +17,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from torch import Tensor
 from offbeat.choices import Mode
 from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
-from offbeat.engines.tile_worker import Arrays, Key, Solved, Spec, Tile, array, tensor
-from offbeat.engines.tiling import pieces, plans_of, share, tile_size
+from offbeat.engines.tile_worker import Arrays, Computed, Key, Solved, Spec, Sum, Tile, array, tensor
+from offbeat.engines.tiling import Span, joined, pieces, placed, plans_of, plus, share, tile_size
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
@@ -76,6 +76,7 @@ class TileSolver:
         self.log: dict[int, list[Part]] = {}  # tiles of each home since the last copy of its memory
         self.answers: deque[Answer] = deque()
         self.tickets: dict[int, tuple[int, Callable[[Any], Any]]] = {}
+        self.added: dict[tuple[int, int], dict[Span, Arrays]] = {}  # sums that came, by wave and version
         self.handles: dict[int, Any] = {}  # what stands for a version
         self.sent: dict[int, set[int]] = {}  # versions that a worker has
         self.pulled: dict[int, int] = {}  # bytes of versions that a worker has fetched
@@ -125,11 +126,12 @@ class TileSolver:
         for version in [v for v in self.handles if v not in versions and v not in needed]:
             del self.handles[version]
         mine: list[Part] = []
+        known = [placed(plan) for plan in plans]
         for number, (home, own) in enumerate(self.cut(jobs)):
             for job in own:
                 if job.version not in self.handles:
                     self.handles[job.version] = self.crew.share(versions[job.version])
-            tile = Tile((self.waves, number), own, plans_of(own, plans))
+            tile = Tile((self.waves, number), own, plans_of(own, known))
             part = Part(tile, home, {job.version: self.handles[job.version] for job in own}, set(range(len(own))))
             self.parts[tile.key] = part
             mine.append(part)
@@ -205,24 +207,41 @@ class TileSolver:
         if not self.hear():
             raise OffbeatError("no worker is left that could answer; `offbeat resume` goes on from the checkpoint")
 
-    def solved(self, worker: int, value: tuple[list[Solved], list[str], str, int]) -> None:
-        tiles, notes, self.rung, self.pulled[worker] = value
+    def solved(self, worker: int, reply: Computed) -> None:
+        self.rung, self.pulled[worker] = reply.rung, reply.received
         self.deaths = 0
-        for text in notes:
+        for text in reply.notes:
             if text not in self.notes:
                 self.notes.append(text)
                 warnings.warn(text, stacklevel=2)
-        for solved in tiles:
+        for each in reply.sums:
+            self.keep(each)
+        for solved in reply.tiles:
             if (part := self.parts.get(solved.key)) is None:
                 continue
             self.count("rows", [solved.rows or {}])
-            self.count("sums", solved.sums.values())
             part.done, part.solved = True, solved
             if not part.answered:
                 part.answered = True
                 self.answers.append(Answer(part.tile.jobs, part, solved.bad))
             elif not part.needed:
                 self.let_go(part)
+
+    def keep(self, each: Sum) -> None:
+        """Add a sum to its neighbour's, unless it is there already: a tile that was lost may come again."""
+        self.count("sums", [each.vectors])
+        (first, many), vectors = each.span, each.vectors
+        spans = self.added.setdefault((each.wave, each.version), {})
+        if any(a < first + many and first < a + size for a, size in spans):
+            for a, size in [(a, size) for a, size in spans if first <= a and a + size <= first + many]:
+                del spans[a, size]
+            if any(a <= first < a + size for a, size in spans):
+                return
+        while (other := (first ^ many, many)) in spans:
+            near = spans.pop(other)
+            vectors = {name: plus(near[name], value) for name, value in vectors.items()}
+            first, many = first & ~many, 2 * many
+        spans[first, many] = vectors
 
     # ---- what commits ask -----------------------------------------------------------------------
     def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
@@ -246,29 +265,26 @@ class TileSolver:
         }
 
     def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
-        """Tile by tile, where the updates are; then joined in the order of tiles."""
+        """Tile by tile, where the updates are; then in the order of tiles, and of waves."""
         places: dict[Key, list[int]] = {}
         for place, result in enumerate(results):
             places.setdefault(result.updates.tile.key, []).append(place)
-        order = sorted(places)
-        sums: dict[Key, Arrays] = {}
+        waves = {wave: dict(self.added.get((wave, version), {})) for wave, _ in sorted(places)}
         lacking = []
-        for key in order:
-            part = self.parts[key]
-            planned = None if part.solved is None else part.solved.sums.get(version)
-            if planned is not None:
-                sums[key] = planned
+        for key, mine in places.items():
+            wave, number = key
+            if any(first <= number < first + many for first, many in waves[wave]):
                 continue
-            rows = [results[place].row for place in places[key]]
-            lacking.append((part, rows, {name: array(each[places[key]]) for name, each in weights.items()}))
+            rows = [results[place].row for place in mine]
+            lacking.append((self.parts[key], rows, {name: array(each[mine]) for name, each in weights.items()}))
         for (part, *_), vectors in zip(lacking, self.ask_held("sums", lacking), strict=True):
-            sums[part.tile.key] = vectors
+            wave, number = part.tile.key
+            waves[wave][number, 1] = vectors
+        self.added = {key: spans for key, spans in self.added.items() if key[1] > version}
         total: Update = {}
         for name in weights:
-            whole = np.array(sums[order[0]][name])
-            for key in order[1:]:
-                whole += sums[key][name]
-            total[name] = torch.from_numpy(whole).to(self.device)
+            each = [joined({span: vectors[name] for span, vectors in spans.items()}) for spans in waves.values()]
+            total[name] = tensor(reduce(plus, (next(iter(wave.values())) for wave in each))).to(self.device)
         return total
 
     def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:

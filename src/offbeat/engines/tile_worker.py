@@ -19,6 +19,7 @@ from torch import Tensor
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.solver import LocalSolver
 from offbeat.engines.tiles import ALONE, CACHED, MOST
+from offbeat.engines.tiling import Span, joined
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
@@ -58,7 +59,25 @@ class Solved(NamedTuple):
     bad: list[int]
     numbers: Arrays
     rows: Arrays | None
-    sums: dict[int, Arrays]  # by the version that the commit replaces
+
+
+class Sum(NamedTuple):
+    """A weighted sum over neighbouring tiles of a wave, for the commit that replaces a version."""
+
+    wave: int
+    version: int
+    span: Span
+    vectors: Arrays
+
+
+class Computed(NamedTuple):
+    """What some tiles came to together."""
+
+    tiles: list[Solved]
+    sums: list[Sum]
+    notes: list[str]
+    rung: str
+    received: int  # bytes of versions, so far
 
 
 class TileWorker:
@@ -96,9 +115,8 @@ class TileWorker:
     # ---- tiles ----------------------------------------------------------------------------------
     def solve(
         self, tiles: Sequence[Tile], versions: Mapping[int, Any], gone: Sequence[int], dropped: Sequence[Key]
-    ) -> tuple[list[Solved], list[str], str, int]:
-        """The tiles, the notes and the rung of the solver, and the bytes of versions received. `versions` are those
-        that were not sent before; the `gone` and the `dropped` will not be asked for again."""
+    ) -> Computed:
+        """`versions` are those that were not sent before; the `gone` and the `dropped` will not be asked for again."""
         for version in gone:
             self.versions.pop(version, None)
         for key in dropped:
@@ -109,29 +127,44 @@ class TileWorker:
             self.versions[version] = state
         with one_thread(self.device), torch.no_grad():
             solved = [self.solve_one(tile) for tile in tiles]
-        return solved, self.solver.notes, self.solver.rung, self.received
+            sums = self.planned(tiles)
+        return Computed(solved, sums, self.solver.notes, self.solver.rung, self.received)
 
     def solve_one(self, tile: Tile) -> Solved:
         local, blocks = self.spec.problem.local, self.spec.blocks
         outcome = self.solver.solve(self.versions, tile.jobs)
         updates = outcome.updates if blocks is None else blocks.reported(outcome.updates, tile.jobs)
         self.updates[tile.key] = {name: updates[name] for name in (*local.sends, *local.numbers)}
-        sums = {version: self.sum(tile.key, rows, weights) for version, rows, weights in tile.plans}
         rows = {name: array(updates[name]) for name in local.sends} if self.spec.rows else None
         numbers = {name: array(updates[name]) for name in local.numbers}
-        return Solved(tile.key, outcome.bad.tolist(), numbers, rows, sums)
+        return Solved(tile.key, outcome.bad.tolist(), numbers, rows)
 
-    def sum(self, key: Key, rows: Sequence[int], weights: Arrays) -> Arrays:
+    def planned(self, tiles: Sequence[Tile]) -> list[Sum]:
+        """The sums of these tiles for commits that are known, those of neighbours added up."""
+        mine: dict[int, set[int]] = {}
+        sums: dict[tuple[int, int, str], dict[Span, Tensor]] = {}
+        for tile in tiles:
+            wave, number = tile.key
+            mine.setdefault(wave, set()).add(number)
+            for version, rows, weights in tile.plans:
+                for name, value in self.sum(tile.key, rows, weights).items():
+                    sums.setdefault((wave, version, name), {})[number, 1] = value
+        whole: dict[tuple[int, int, Span], Arrays] = {}
+        for (wave, version, name), each in sums.items():
+            for span, value in joined(each, mine[wave]).items():
+                whole.setdefault((wave, version, span), {})[name] = array(value)
+        return [Sum(*where, vectors) for where, vectors in whole.items()]
+
+    def sum(self, key: Key, rows: Sequence[int], weights: Arrays) -> dict[str, Tensor]:
         updates, index = self.updates[key], torch.tensor(rows, device=self.device)
         return {
-            name: array(tensor(each).to(self.device) @ updates[name].index_select(0, index))
-            for name, each in weights.items()
+            name: tensor(each).to(self.device) @ updates[name].index_select(0, index) for name, each in weights.items()
         }
 
     def sums(self, wanted: Sequence[tuple[Key, Sequence[int], Arrays]]) -> list[Arrays]:
         """Of each of these tiles the weighted sum of some rows."""
         with one_thread(self.device), torch.no_grad():
-            return [self.sum(*each) for each in wanted]
+            return [{name: array(t) for name, t in self.sum(*each).items()} for each in wanted]
 
     def rows(self, wanted: Sequence[Key]) -> list[Arrays]:
         """All rows of these tiles."""
@@ -203,8 +236,8 @@ def array(t: Tensor) -> np.ndarray:
 
 
 def tensor(value: Any) -> Tensor:
-    """A tensor of its own: arrays that came from elsewhere cannot be written."""
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    """A tensor that may be written; arrays that came from elsewhere may not."""
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements="W"))
 
 
 @contextmanager

@@ -1,14 +1,18 @@
-"""The rule by which a wave is cut into tiles, and tiles are dealt out; it does not know how many compute it."""
+"""The rules by which a wave is cut into tiles, tiles are dealt out, and their sums are added up. They do not know how
+many compute."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from offbeat.engines.tile_worker import Arrays, array
+import numpy as np
+
 from offbeat.engines.updates import Plan
-from offbeat.records import Begun
+from offbeat.records import Begun, JobName
+
+Span: TypeAlias = tuple[int, int]  # tiles of a wave: the number of the first, and how many: 1, 2, 4, ...
 
 
 def tile_size(jobs: int, tiling: Mapping[str, int]) -> int:
@@ -40,13 +44,58 @@ def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [things[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def plans_of(jobs: Sequence[Begun], plans: Sequence[Plan]) -> list[tuple[int, list[int], Arrays]]:
-    """Those of the plans that take some of these jobs, as places and weights of these alone."""
-    rows = {job[:2]: row for row, job in enumerate(jobs)}
+class Placed(NamedTuple):
+    """A plan, with the place of each of its jobs."""
+
+    version: int
+    places: dict[JobName, int]
+    weights: dict[str, np.ndarray]
+
+
+def placed(plan: Plan) -> Placed:
+    weights = {name: each.cpu().numpy() for name, each in plan.weights.items()}
+    return Placed(plan.version, {name: place for place, name in enumerate(plan.jobs)}, weights)
+
+
+def plans_of(jobs: Sequence[Begun], plans: Sequence[Placed]) -> list[tuple[int, list[int], dict[str, np.ndarray]]]:
+    """Those of the plans that take some of these jobs, as rows and weights of these alone."""
     own = []
     for plan in plans:
-        places = [place for place, name in enumerate(plan.jobs) if name in rows]
-        if places:
-            weights = {name: array(each[places]) for name, each in plan.weights.items()}
-            own.append((plan.version, [rows[plan.jobs[place]] for place in places], weights))
+        mine = sorted((plan.places[job[:2]], row) for row, job in enumerate(jobs) if job[:2] in plan.places)
+        if mine:
+            at, rows = map(list, zip(*mine, strict=True))
+            own.append((plan.version, rows, {name: each[at] for name, each in plan.weights.items()}))
     return own
+
+
+def plus(one: Any, other: Any) -> Any:
+    """Where an array may be overwritten, in its place: they are large."""
+    if isinstance(one, np.ndarray) and one.flags.writeable:
+        one += other
+        return one
+    return one + other
+
+
+def joined(sums: Mapping[Span, Any], mine: set[int] | None = None) -> dict[Span, Any]:
+    """Sums of tiles, added two and two, then pairs of pairs and so on; only where all tiles of a pair are `mine`.
+
+    The order of additions follows from the numbers of tiles alone, so whoever has neighbours may add them up at once.
+
+    >>> joined({(0, 1): 1, (1, 1): 2, (2, 1): 4, (3, 1): 8, (5, 1): 16}, {0, 1, 2, 3, 5})
+    {(0, 4): 15, (5, 1): 16}
+    >>> joined({(0, 4): 15, (5, 1): 16})
+    {(0, 8): 31}
+    """
+    left, done, size = dict(sums), dict[Span, Any](), 1
+    while left:
+        if mine is None and len(left) == 1:
+            return left
+        for span in sorted(span for span in left if span[1] == size):
+            value, first = left.pop(span), span[0] - span[0] % (2 * size)
+            if mine is None or mine.issuperset(range(first, first + 2 * size)):
+                pair = (first, 2 * size)
+                left[pair] = plus(left[pair], value) if pair in left else value
+            else:
+                done[span] = value
+        size *= 2
+    return dict(sorted(done.items()))
