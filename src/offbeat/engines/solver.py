@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 import torch
@@ -257,10 +257,12 @@ class LocalSolver:
 
     def way(self, starts: State, jobs: list[Begun]) -> Outcome:
         blocks, advance = self.blocks, self.advance if self.rung == "captured" else numerics.advance
+        if blocks is None and self.rung == "one by one":
+            return numerics.twin(self.problem, starts, jobs)
         if blocks is None:
-            alone = self.rung == "one by one"
-            twin = numerics.twin
-            return twin(self.problem, starts, jobs) if alone else numerics.wave(self.problem, starts, jobs, advance)
+            tiled = isinstance(advance, TiledAdvance) and not self.problem.local.full_gradient
+            with self.advance.sparing() if tiled else nullcontext():
+                return numerics.wave(self.problem, starts, jobs, advance)
         if self.rung == "one by one":
             return block_twin(self.problem, blocks, starts, jobs)
         return block_wave(self.problem, blocks, starts, jobs, advance)

@@ -1,9 +1,10 @@
 """Waves on few cores: tiles of clients side by side, and steps without Python.
 
 Taking a step through `vmap` and autograd costs the same few milliseconds of Python for one client as for a hundred.
-A size of tile that is used for long is traced once into its bare tensor operations, and those are replayed: the same
-operations in the same order, so the same bits. A wave is cut into tiles whose models stay in the cache; tiles run side
-by side, each on one thread. A wave of one tile may use several threads inside each operation.
+A size of tile that is used for long is traced once into its bare tensor operations, and those are replayed without
+Python and its lock: the same operations in the same order, so the same bits. A wave is cut into tiles whose models stay
+in the cache; tiles run side by side, each on one thread. A wave of one tile may use several threads inside each
+operation.
 
 What decides rounding follows by rule from the wave and `threads`: how it is cut, and whether operations are threaded.
 How many tiles run at once changes nothing but the time.
@@ -12,12 +13,14 @@ How many tiles run at once changes nothing but the time.
 from __future__ import annotations
 
 import re
+import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,13 +33,23 @@ from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, 
 
 CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
 MOST = 320 << 20  # bytes of work in a tile
-ALONE = 1 << 20  # bytes of work of a client that is worth a tile, and so a core, of its own
+ALONE = 8 << 20  # bytes of work that are worth a tile, and so a core, of their own: below, a step is mostly calls
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
 WORTH = 100  # plain steps after which a size of tile is traced
 
+UNROLLED = 4  # steps that are replayed at once ...
+NODES = 2000  # ... where they have no more operations than this
+
 Step: TypeAlias = Callable[..., tuple[Tensor, ...]]  # leaves of the carry, job, x, y, noise -> leaves, losses
+
+
+class Steps(NamedTuple):
+    """One step of a size of tile; and several at once: their numbers, samples and noise have an axis more."""
+
+    one: Step
+    several: Step | None
 
 
 class TiledAdvance:
@@ -50,14 +63,27 @@ class TiledAdvance:
         self.least = max(1, ALONE // work)
         self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
         self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
-        self.steps: dict[tuple[int, int], Step] = {}
+        self.steps: dict[tuple[int, int], Steps] = {}
+        self.inside: int | None = None  # threads in the operations of a tile that is alone
+
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Around a wave: what it does beside its tiles is small, and one thread does it. Others that helped would wait
+        for more and take the cores from the tiles. It changes no bit: nothing is added up there."""
+        self.inside = torch.get_num_threads()
+        try:
+            with threads(1):
+                yield
+        finally:
+            self.inside = None
 
     def __call__(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
         self.seen[len(work.client), width] += 1
         sizes = self.tiles(len(work.client), width)
-        parts = list(zip(*(split(t, sizes) for t in (carry, work, tally)), strict=True))
+        whole = (carry, work, tally)
+        parts = [whole] if len(sizes) == 1 else list(zip(*(split(t, sizes) for t in whole), strict=True))
         for size in sorted(set(sizes)):
             self.trace(problem, parts[sizes.index(size)], begin, count * sizes.count(size), width)
 
@@ -65,14 +91,11 @@ class TiledAdvance:
             return self.tile(problem, *part, begin, count, width)  # type: ignore[call-arg]
 
         if len(parts) == 1:
-            return take(parts[0])  # type: ignore[no-any-return]
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+            with threads(self.inside), unoptimised():
+                return take(parts[0])  # type: ignore[no-any-return]
+        with threads(1), unoptimised():
             free = all((size, width) in self.steps for size in sizes)  # of the module, which serves one at a time
             done = list((workers(self.side_by_side).map if free else map)(take, parts))
-        finally:
-            torch.set_num_threads(before)
         joined: tuple[Carry, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done)
         return joined
 
@@ -101,27 +124,47 @@ class TiledAdvance:
     def tile(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
-        step = self.steps.get((len(work.client), width))
+        steps = self.steps.get((len(work.client), width))
         with torch.no_grad():  # which each thread is told anew
-            if step is None:
+            if steps is None:
                 return numerics.advance(problem, carry, work, tally, begin, count, width)
             rows, noise = draw(problem, work, begin, count, width)
             rows, noise = rows.transpose(0, 1).contiguous(), noise.T.contiguous()
             each = problem.samples.x[0].nbytes * rows[0].numel()
-            at_once = max(1, GATHERED // max(1, each))
+            least = 1 if steps.several is None else UNROLLED
+            at_once = max(least, GATHERED // max(1, each) // least * least)
             leaves, form = pytree.tree_flatten(pytree.tree_map(torch.clone, carry))  # the steps may change them
-            losses, numbers = [], numbered(begin, count, work)
+            losses: list[Tensor] = []
+            numbers = numbered(begin, count, work)
             *fixed, _ = pytree.tree_leaves(work.job)  # the number of the step is the last
             for first in range(0, count, at_once):
                 x, y = problem.samples.batch_of(rows[first : first + at_once])
-                for k in range(len(x)):
-                    place = first + k
+                k = 0
+                while k < len(x):
+                    place, many = first + k, UNROLLED
+                    if steps.several is not None and not work.tables and k + many <= len(x):
+                        given = (a[at : at + many] for a, at in ((numbers, place), (x, k), (y, k), (noise, place)))
+                        *leaves, loss = steps.several(*leaves, *fixed, *given)
+                        losses.extend(loss)
+                        k += many
+                        continue
                     if work.tables:
                         *fixed, _ = pytree.tree_leaves(job_at(work, numbers[place], begin + place))
-                    with torch.enable_grad():  # of nothing: no tensor asks for one
-                        *leaves, loss = step(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
+                    *leaves, loss = steps.one(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
                     losses.append(loss)
+                    k += 1
             return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """So many threads in each operation; None: as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache
@@ -138,7 +181,7 @@ def split(tree: Any, sizes: list[int]) -> list[Any]:
 
 
 @torch.no_grad()
-def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> Step:
+def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> Steps:
     """`one_step` for inputs of these shapes, as its bare operations; it may overwrite the carry."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
     from torch.fx.graph import CodeGen
@@ -176,8 +219,49 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
         return f"{name}("
 
     exec(re.sub(r"torch\.ops\.aten\.(\w+)\.(\w+)\(", direct, code.src), scope)
-    step: Step = partial(scope["forward"], module)
-    return step
+    step = with_gradients(partial(scope["forward"], module))  # of nothing: no tensor asks for one
+
+    def several(*given: Tensor) -> tuple[Tensor, ...]:
+        *leaves, numbers, x, y, noise = given
+        carried, fixed, losses = leaves[: -len(fixed_leaves)], leaves[-len(fixed_leaves) :], []
+        for k in range(UNROLLED):
+            *carried, loss = step(*carried, *fixed, numbers[k], x[k], y[k], noise[k])
+            losses.append(loss)
+        return (*carried, torch.stack(losses))
+
+    short = UNROLLED * len(graph.nodes) <= NODES
+    fixed_leaves = pytree.tree_leaves(job)[:-1]
+    again = [torch.stack([t] * UNROLLED) for t in given[-4:]]
+    return Steps(replayed(step, given), replayed(several, (*given[:-4], *again)) if short else None)
+
+
+def unoptimised() -> Any:
+    """Programs run as they were traced: fused operations would round otherwise."""
+    return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+
+
+def with_gradients(step: Step) -> Step:
+    """As it was traced: some operations keep what their gradient needs only then."""
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return step(*given)
+
+    return run
+
+
+def replayed(step: Step, given: Sequence[Tensor]) -> Step:
+    """The same operations without Python; or the step itself, where PyTorch cannot do that or gives other bits."""
+    copies = [[t.clone() for t in given] for _ in range(3)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated, and what comes in its place compiles other operations
+            program = torch.jit.trace(step, tuple(copies[0]), check_trace=False)  # type: ignore[no-untyped-call]
+        with unoptimised():
+            alike = all(map(torch.equal, with_gradients(program)(*copies[1]), step(*copies[2])))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return step
+    return with_gradients(program) if alike else step
 
 
 VIEWS = ("detach.default", "expand.default", "permute.default", "view.default", "_unsafe_view.default")

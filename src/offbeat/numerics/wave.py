@@ -93,10 +93,10 @@ def job_at(work: Work, step: Tensor, place: int | Tensor) -> Job:
     return work.job._replace(step=step, rates={**work.job.rates, **rates})
 
 
-def numbered(begin: int | Tensor, count: int, work: Work) -> tuple[Tensor, ...]:
-    """The numbers of steps from `begin` on, a column `[n]` for each."""
+def numbered(begin: int | Tensor, count: int, work: Work) -> Tensor:
+    """The numbers `[count, n]` of steps from `begin` on."""
     numbers = torch.arange(count, device=work.key.device) + begin
-    return numbers[:, None].expand(count, len(work.key)).unbind()
+    return numbers[:, None].expand(count, len(work.key))
 
 
 def advance(
