@@ -15,7 +15,7 @@ from torch.nn import functional
 from offbeat import Experiment, Task, keys, run
 from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
-from offbeat.engines.tiles import LADDER, TiledAdvance
+from offbeat.engines.tiles import LADDER, TiledAdvance, replayed, unoptimised
 from offbeat.errors import ConfigError
 from offbeat.method import Local, Method, Rule
 from offbeat.numerics.draws import Keyed
@@ -348,6 +348,47 @@ def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, make: 
         assert torch.equal(traced.updates["delta"], plain.updates["delta"])
         assert torch.equal(traced.losses, plain.losses)
         assert torch.equal(traced.bad, plain.bad)
+
+
+@pytest.mark.parametrize(
+    "lr", [0.05, {"schedule": "local-cosine", "value": 0.05}], ids=["one rate", "a rate for each step"]
+)
+def test_several_steps_at_once_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, lr: Any) -> None:
+    made = build_method({"name": "local-sgd", "client_lr": lr})
+    jobs, found = [Begun(client, 1, 0, 9) for client in range(4)], {}
+    for worth in (10**9, 1):
+        monkeypatch.setattr("offbeat.engines.tiles.WORTH", worth)
+        ours = Engine(made, dropping(), 0, torch.device("cpu"))
+        found[worth] = [ours.solve(jobs) for _ in range(3)][-1]
+    assert [steps.several is not None for steps in ours.solver.advance.steps.values()] == [True]
+    assert all(map(torch.equal, found[1].updates.values(), found[10**9].updates.values()))
+    assert torch.equal(found[1].losses, found[10**9].losses)
+
+
+def test_replayed_steps_need_no_python_and_have_the_same_bits() -> None:
+    calls = []
+
+    def step(weight: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        calls.append(1)
+        return weight.addmm_(x.T, x, alpha=-0.1), x.square().sum(1)
+
+    given = [torch.randn(3, 3), torch.randn(5, 3)]
+    want, program = step(*(t.clone() for t in given)), replayed(step, given)
+    before = len(calls)
+    with unoptimised():
+        assert all(map(torch.equal, program(*(t.clone() for t in given)), want))
+    assert len(calls) == before
+
+
+def test_a_step_that_cannot_be_replayed_stays_as_it_is() -> None:
+    def other_each_time(x: Tensor) -> tuple[Tensor, ...]:
+        return (x + torch.rand(3),)
+
+    def gives_no_tensors(x: Tensor) -> Any:
+        return (object(),)
+
+    for step in (other_each_time, gives_no_tensors):
+        assert replayed(step, [torch.zeros(3)]) is step
 
 
 class Behind(NamedTuple):

@@ -8,8 +8,7 @@ memory is an error and no reason to halve it. So any number of workers of one ki
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +23,7 @@ from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks
+from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Problem
 from offbeat.records import Begun
 
@@ -86,6 +86,7 @@ class TileWorker:
     def __init__(self, spec: Spec) -> None:
         self.spec, problem = spec, spec.problem
         self.device = problem.samples.x.device
+        self.threads = 1 if self.device.type == "cpu" else None
         self.memory = Shard(problem, self.device if spec.choice in ("auto", "device") else torch.device("cpu"))
         self.solver = WholeTiles(
             problem, spec.blocks, spec.mode, 1, 1, spec.memory_gib, True, spec.choice,
@@ -125,7 +126,7 @@ class TileWorker:
             state = {name: tensor(value).to(self.device) for name, value in self.fetch(handle).items()}
             self.received += sum(t.nbytes for t in state.values())
             self.versions[version] = state
-        with one_thread(self.device), torch.no_grad():
+        with threads(self.threads), torch.no_grad():
             solved = [self.solve_one(tile) for tile in tiles]
             sums = self.planned(tiles)
         return Computed(solved, sums, self.solver.notes, self.solver.rung, self.received)
@@ -163,7 +164,7 @@ class TileWorker:
 
     def sums(self, wanted: Sequence[tuple[Key, Sequence[int], Arrays]]) -> list[Arrays]:
         """Of each of these tiles the weighted sum of some rows."""
-        with one_thread(self.device), torch.no_grad():
+        with threads(self.threads), torch.no_grad():
             return [{name: array(t) for name, t in self.sum(*each).items()} for each in wanted]
 
     def rows(self, wanted: Sequence[Key]) -> list[Arrays]:
@@ -186,7 +187,7 @@ class TileWorker:
         """The gradients of these clients over their shards; what they remember starts there."""
         flat = tensor(self.fetch(model)["model"]).to(self.device)
         who = torch.tensor(clients, device=self.device)
-        with one_thread(self.device), torch.no_grad():
+        with threads(self.threads), torch.no_grad():
             gradients = numerics.full_gradients(self.spec.problem, flat.expand(len(who), -1), who)
         self.memory.write(who.cpu(), dict.fromkeys(self.spec.problem.local.remembers, gradients))
         return array(gradients)
@@ -238,14 +239,3 @@ def array(t: Tensor) -> np.ndarray:
 def tensor(value: Any) -> Tensor:
     """A tensor that may be written; arrays that came from elsewhere may not."""
     return value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements="W"))
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

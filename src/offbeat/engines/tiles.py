@@ -3,8 +3,8 @@
 Taking a step through `vmap` and autograd costs the same few milliseconds of Python for one client as for a hundred.
 A size of tile that is used for long is traced once into its bare tensor operations, and those are replayed without
 Python and its lock: the same operations in the same order, so the same bits. A wave is cut into tiles whose models stay
-in the cache; tiles run side by side, each on one thread. A wave of one tile may use several threads inside each
-operation.
+in the cache; tiles run side by side, each on one thread. A wave of one tile uses several threads inside each operation,
+unless the model is light.
 
 What decides rounding follows by rule from the wave and `threads`: how it is cut, and whether operations are threaded.
 How many tiles run at once changes nothing but the time.
@@ -29,11 +29,13 @@ from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 
 CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
 MOST = 320 << 20  # bytes of work in a tile
 ALONE = 8 << 20  # bytes of work that are worth a tile, and so a core, of their own: below, a step is mostly calls
+LIGHT = 1 << 20  # bytes of work of a client below which more threads in an operation only wait for each other
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
@@ -61,6 +63,7 @@ class TiledAdvance:
         self.side_by_side = min(threads, side_by_side)  # tiles at once
         self.most = max(1, min(MOST // work, CACHED // models))  # clients in a tile
         self.least = max(1, ALONE // work)
+        self.light = work < LIGHT
         self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
         self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
         self.steps: dict[tuple[int, int], Steps] = {}
@@ -91,7 +94,7 @@ class TiledAdvance:
             return self.tile(problem, *part, begin, count, width)  # type: ignore[call-arg]
 
         if len(parts) == 1:
-            with threads(self.inside), unoptimised():
+            with threads(1 if self.light else self.inside), unoptimised():
                 return take(parts[0])  # type: ignore[no-any-return]
         with threads(1), unoptimised():
             free = all((size, width) in self.steps for size in sizes)  # of the module, which serves one at a time
@@ -156,21 +159,10 @@ class TiledAdvance:
             return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
 
 
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """So many threads in each operation; None: as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @cache
-def workers(threads: int) -> ThreadPoolExecutor:
+def workers(many: int) -> ThreadPoolExecutor:
     """Threads that each compute on one core."""
-    return ThreadPoolExecutor(threads, "offbeat", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(many, "offbeat", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def split(tree: Any, sizes: list[int]) -> list[Any]:

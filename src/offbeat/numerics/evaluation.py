@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 
 from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.samples import Samples
+from offbeat.numerics.threads import threads
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
 
 BATCH = 2048  # samples at once ...
 TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
+SMALL = 1 << 18  # numbers in a set for which one thread is enough
 PERCENTILES = (10, 50, 90)
 SPEEDS = ("fast", "middle", "slow")
 Set: TypeAlias = Tensor | Windows
@@ -89,6 +91,10 @@ class Evaluation:
 
     def __call__(self, flat: Tensor) -> dict[str, Any]:
         """Each figure of the model with these parameters: a number, or None where a metric says nothing."""
+        with threads(1 if len(self.x) * self.x[:1].numel() <= SMALL else None):
+            return self.values(flat)
+
+    def values(self, flat: Tensor) -> dict[str, Any]:
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
         sums: dict[str, list[tuple[Tensor, Tensor]] | None] = {n: [] for n, m in self.metrics.items() if m.each}
         kept: list[Any] = []
