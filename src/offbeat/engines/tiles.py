@@ -29,8 +29,10 @@ from torch.utils import _pytree as pytree
 
 from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.samples import taken
 from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
+from offbeat.numerics.windows import Windows
 
 CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
 MOST = 320 << 20  # bytes of work in a tile
@@ -48,7 +50,8 @@ Step: TypeAlias = Callable[..., tuple[Tensor, ...]]  # leaves of the carry, job,
 
 
 class Steps(NamedTuple):
-    """One step of a size of tile; and several at once: their numbers, samples and noise have an axis more."""
+    """One step of a size of tile; and several, which fetch their samples themselves: they are given the steps' numbers,
+    rows and noise, and all samples and targets."""
 
     one: Step
     several: Step | None
@@ -133,29 +136,25 @@ class TiledAdvance:
                 return numerics.advance(problem, carry, work, tally, begin, count, width)
             rows, noise = draw(problem, work, begin, count, width)
             rows, noise = rows.transpose(0, 1).contiguous(), noise.T.contiguous()
-            each = problem.samples.x[0].nbytes * rows[0].numel()
-            least = 1 if steps.several is None else UNROLLED
-            at_once = max(least, GATHERED // max(1, each) // least * least)
             leaves, form = pytree.tree_flatten(pytree.tree_map(torch.clone, carry))  # the steps may change them
             losses: list[Tensor] = []
-            numbers = numbered(begin, count, work)
+            numbers, samples, place = numbered(begin, count, work), problem.samples, 0
             *fixed, _ = pytree.tree_leaves(work.job)  # the number of the step is the last
-            for first in range(0, count, at_once):
-                x, y = problem.samples.batch_of(rows[first : first + at_once])
-                k = 0
-                while k < len(x):
-                    place, many = first + k, UNROLLED
-                    if steps.several is not None and not work.tables and k + many <= len(x):
-                        given = (a[at : at + many] for a, at in ((numbers, place), (x, k), (y, k), (noise, place)))
-                        *leaves, loss = steps.several(*leaves, *fixed, *given)
-                        losses.extend(loss)
-                        k += many
-                        continue
+            while steps.several is not None and not work.tables and place + UNROLLED <= count:
+                here = slice(place, place + UNROLLED)
+                given = (numbers[here], rows[here], noise[here], samples.x, samples.y)
+                *leaves, loss = steps.several(*leaves, *fixed, *given)
+                losses.extend(loss)
+                place += UNROLLED
+            at_once = max(1, GATHERED // max(1, samples.x[0].nbytes * rows[0].numel()))
+            for first in range(place, count, at_once):
+                x, y = samples.batch_of(rows[first : first + at_once])
+                for k in range(len(x)):
+                    place = first + k
                     if work.tables:
                         *fixed, _ = pytree.tree_leaves(job_at(work, numbers[place], begin + place))
                     *leaves, loss = steps.one(*leaves, *fixed, numbers[place], x[k], y[k], noise[place])
                     losses.append(loss)
-                    k += 1
             return pytree.tree_unflatten(leaves, form), tallied(tally, torch.stack(losses, dim=1), begin)
 
 
@@ -213,18 +212,23 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
     exec(re.sub(r"torch\.ops\.aten\.(\w+)\.(\w+)\(", direct, code.src), scope)
     step = with_gradients(partial(scope["forward"], module))  # of nothing: no tensor asks for one
 
-    def several(*given: Tensor) -> tuple[Tensor, ...]:
-        *leaves, numbers, x, y, noise = given
-        carried, fixed, losses = leaves[: -len(fixed_leaves)], leaves[-len(fixed_leaves) :], []
-        for k in range(UNROLLED):
-            *carried, loss = step(*carried, *fixed, numbers[k], x[k], y[k], noise[k])
-            losses.append(loss)
-        return (*carried, torch.stack(losses))
+    carried, samples = len(pytree.tree_leaves(carry)), problem.samples
 
-    short = UNROLLED * len(graph.nodes) <= NODES
-    fixed_leaves = pytree.tree_leaves(job)[:-1]
-    again = [torch.stack([t] * UNROLLED) for t in given[-4:]]
-    return Steps(replayed(step, given), replayed(several, (*given[:-4], *again)) if short else None)
+    def several(*given: Tensor) -> tuple[Tensor, ...]:
+        *leaves, numbers, rows, noise, every_x, every_y = given
+        carry, fixed, losses = leaves[:carried], leaves[carried:], []
+        for k in range(UNROLLED):
+            x, y = taken(every_x, rows[k]), taken(every_y, rows[k])
+            *carry, loss = step(*carry, *fixed, numbers[k], x, y, noise[k])
+            losses.append(loss)
+        return (*carry, torch.stack(losses))
+
+    if UNROLLED * len(graph.nodes) > NODES or isinstance(samples.x, Windows) or isinstance(samples.y, Windows):
+        return Steps(replayed(step, given), None)
+    numbers, noises = (torch.stack([t] * UNROLLED) for t in (leaves[-1], noise))
+    rows = torch.zeros(UNROLLED, *y.shape[:2], dtype=torch.int64)
+    more = (*leaves[:-1], numbers, rows, noises)
+    return Steps(replayed(step, given), replayed(several, more, (samples.x, samples.y)))
 
 
 def unoptimised() -> Any:
@@ -242,9 +246,10 @@ def with_gradients(step: Step) -> Step:
     return run
 
 
-def replayed(step: Step, given: Sequence[Tensor]) -> Step:
-    """The same operations without Python; or the step itself, where PyTorch cannot do that or gives other bits."""
-    copies = [[t.clone() for t in given] for _ in range(3)]
+def replayed(step: Step, given: Sequence[Tensor], read: Sequence[Tensor] = ()) -> Step:
+    """The same operations without Python; or the step itself, where PyTorch cannot do that or gives other bits. What is
+    only `read` comes last."""
+    copies = [[*(t.clone() for t in given), *read] for _ in range(3)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is deprecated, and what comes in its place compiles other operations

@@ -31,7 +31,7 @@ class Places:
     def product(self, w: Tensor, g: Tensor, x: Tensor) -> Tensor | None:
         """The gradient g^T x of a matrix: in its place, or kept as factors, or handed on."""
         size = w[0].numel()
-        if self.steps and size >= (LARGE if w.is_cuda else SMALL) and self.take(w) is not None:
+        if self.steps and size >= (LARGE if w.is_cuda else LEAST) and self.take(w) is not None:
             self.factors[id(w)] = (g, x.detach())  # with its history it would hold the layer that holds this
             return None
         small = not w.is_cuda and size < SMALL
@@ -49,6 +49,7 @@ class Places:
                 place.add_(gradient)
 
 
+LEAST = 1 << 12  # numbers in a matrix from which a CPU gains by a step of its own
 SMALL = 1 << 15  # numbers in a matrix below which a CPU makes many together faster than each in its place
 LARGE = 1 << 17  # numbers in a matrix from which a GPU gains by a step of its own
 
