@@ -1,7 +1,8 @@
-"""`python benchmarks/before_and_after.py OUT.json NAME=SRC [NAME=SRC ...]`: waves and clocks of several checkouts.
+"""`python benchmarks/before_and_after.py OUT.json [--busy] NAME=SRC [NAME=SRC ...]`: waves and clocks of checkouts.
 
 SRC is the folder `src` of a checkout. Every checkout has a process of its own, and they take turns: one timing of each,
-then the next, so that a noisy machine is noisy for all. The median of the turns counts; ratios are to the first.
+then the next, so that a noisy machine is noisy for all. The median of the turns counts; ratios are to the first. With
+--busy another program takes all of one core that it can get, and clocks are left out.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def row(what: dict[str, Any], rates: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main(out: str, *given: str) -> None:
-    sources = dict(each.split("=", 1) for each in given)
+    sources = dict(each.split("=", 1) for each in given if each != "--busy")
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if "--busy" in given else None
     processes = {
         name: subprocess.Popen(
             [sys.executable, __file__, "worker"], env=os.environ | {"PYTHONPATH": source}, text=True,
@@ -97,7 +99,9 @@ def main(out: str, *given: str) -> None:
             waves.append(row({"model": model, "clients": size}, rates))
     for process in processes.values():
         process.terminate()
-    for policy in POLICIES:
+    if other is not None:
+        other.kill()
+    for policy in () if other else POLICIES:
         for fleet in FLEETS:
             rates = {name: [] for name in sources}
             for _ in range(CLOCK_TURNS):
