@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.solver import LocalSolver
-from offbeat.engines.tiles import ALONE, CACHED, MOST
+from offbeat.engines.tiles import CACHED, MOST
 from offbeat.engines.tiling import Span, joined
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
@@ -29,6 +29,7 @@ from offbeat.records import Begun
 
 Key: TypeAlias = tuple[int, int]  # the number of a wave, and of a tile in it
 Arrays: TypeAlias = dict[str, np.ndarray]
+MESSAGE = 1 << 20  # bytes of work that are worth a message to a processor
 LEAST, GREATEST = 16, 256  # jobs in a tile on a device: fewer leave it idle, more gain little (results/speed-h200.json)
 
 
@@ -104,7 +105,7 @@ class TileWorker:
         largest = max(map(len, self.spec.blocks.members)) if self.spec.blocks else 1
         least, most = LEAST, GREATEST
         if self.device.type == "cpu":
-            least, most = ALONE // work, min(MOST // work, CACHED // (model.dimension * model.dtype.itemsize))
+            least, most = MESSAGE // work, min(MOST // work, CACHED // (model.dimension * model.dtype.itemsize))
         limit = self.solver.limit
         most = max(1, min(most // largest, limit))
         return {"least": max(1, min(least // largest, most)), "most": most, "limit": limit}
