@@ -350,6 +350,34 @@ def test_traced_steps_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, make: 
         assert torch.equal(traced.bad, plain.bad)
 
 
+@pytest.mark.parametrize(("width", "inside"), [(6, 1), (1500, 2)], ids=["light", "heavy"])
+def test_light_models_and_small_evaluations_take_one_thread(width: int, inside: int) -> None:
+    """Threads of an operation wait for each other, and on a busy machine for a slice of the scheduler."""
+    noted: list[int] = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            noted.append(torch.get_num_threads())
+            return super().forward(x)
+
+    x, y = torch.randn(400, width), torch.randint(100, (400,))
+    shards = [range(10 * i, 10 * i + 10) for i in range(4)]
+    task = Task(Noting(width, 100), functional.cross_entropy, (x, y), shards, test=(x, y))
+    method = build_method({"name": "local-sgd", "local_steps": 3})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ours = Engine(method, task, 0, torch.device("cpu"), threads=2)
+        noted.clear()
+        ours.solve([Begun(0, 1, 0, 3)])
+        assert set(noted) == {inside}
+        noted.clear()
+        ours.evaluate()
+        assert set(noted) == {inside}
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     "lr", [0.05, {"schedule": "local-cosine", "value": 0.05}], ids=["one rate", "a rate for each step"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from offbeat.cli.flags import engine_of
 from offbeat.engines import ray_crew
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Sum
-from offbeat.engines.tiling import joined, pieces, tile_size
+from offbeat.engines.tiling import Arrays, Span, joined, pieces, tile_size
 from offbeat.errors import ConfigError
 from offbeat.records import Begun
 
@@ -95,8 +96,12 @@ def test_sums_of_tiles_have_the_same_bits_whoever_adds_them_and_when(seed: int) 
     """Workers with any tiles of a wave, which answer in any order, some of them lost and computed again by others."""
     rng = random.Random(seed)
     values = np.random.default_rng(seed).standard_normal((16, 50)).astype(np.float32)
+
+    def of(numbers: Iterable[int]) -> dict[Span, Arrays]:
+        return {(number, 1): {"delta": values[number].copy()} for number in numbers}
+
     taken = [number for number in range(16) if rng.random() < 0.8]  # tiles that the commit takes something of
-    (want,) = joined({(number, 1): values[number].copy() for number in taken}).values()
+    (want,) = joined(of(taken)).values()
     solver = build(Experiment(method="local-sgd", device="cpu", engine="tiles")).engine().solver
     assert isinstance(solver, TileSolver)
     answers = []
@@ -105,14 +110,14 @@ def test_sums_of_tiles_have_the_same_bits_whoever_adds_them_and_when(seed: int) 
         for number in range(16):
             hands.setdefault(rng.randrange(1 + seed % 4) if rng.random() < 0.5 else 0, set()).add(number)
         for mine in hands.values():
-            own = {(number, 1): values[number].copy() for number in mine if number in taken}
-            answers += [Sum(0, 7, span, {"delta": value.copy()}) for span, value in joined(own, mine).items()]
+            own = of(number for number in mine if number in taken)
+            answers += [Sum(0, 7, span, vectors) for span, vectors in joined(own, mine).items()]
     first, again = answers[: len(answers) // 2], answers[len(answers) // 2 :]
     rng.shuffle(first)
     for each in [*answers, *first, *again]:
         solver.keep(each._replace(vectors={"delta": each.vectors["delta"].copy()}))
-    (found,) = joined({span: v["delta"] for span, v in solver.added[0, 7].items()}).values()
-    assert np.array_equal(found, want)
+    (found,) = joined(solver.added[0, 7]).values()
+    assert np.array_equal(found["delta"], want["delta"])
 
 
 def test_sums_move_fewer_bytes_than_rows() -> None:

@@ -19,7 +19,7 @@ from offbeat.engines.crew import Reply, in_process
 from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, ray_crew
 from offbeat.engines.tile_solver import TileSolver
-from offbeat.engines.tile_worker import GREATEST, LEAST, Computed, Solved, Spec, Sum, Tile
+from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Sum, Tile, TileAnswer
 from offbeat.engines.tiling import Span, joined
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.experiment import run
@@ -195,7 +195,7 @@ class SleepingCrew(RayCrew):
     def ask(self, worker: int, what: str, *given: Any) -> int:
         tiles, versions = given[0], given[1]
         numbers = {tile.key[1] for tile in tiles}  # of one wave, all of it for one commit
-        spans = list(joined({(number, 1): 0 for number in numbers}, numbers))
+        spans = list(joined({(number, 1): {} for number in numbers}, numbers))
         ticket = super().ask(worker, what, [(len(t.jobs), t.jobs[0].steps) for t in tiles], len(versions), len(spans))
         self.under_way[ticket] = tiles, spans
         return ticket
@@ -208,7 +208,7 @@ class SleepingCrew(RayCrew):
         wave, version = tiles[0].key[0], tiles[0].plans[0][0]
         sums = [Sum(wave, version, span, {"delta": value}) for span, value in zip(spans, heard.value, strict=True)]
         solved = [Solved(tile.key, [-1] * len(tile.jobs), {}, None) for tile in tiles]
-        return heard._replace(value=Computed(solved, sums, [], "captured", 0))
+        return heard._replace(value=TileAnswer(solved, sums, [], "captured", 0))
 
 
 @connected(2)

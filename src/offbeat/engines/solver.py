@@ -257,15 +257,15 @@ class LocalSolver:
 
     def way(self, starts: State, jobs: list[Begun]) -> Outcome:
         blocks, advance = self.blocks, self.advance if self.rung == "captured" else numerics.advance
-        if blocks is None and self.rung == "one by one":
-            return numerics.twin(self.problem, starts, jobs)
-        if blocks is None:
-            tiled = isinstance(advance, TiledAdvance) and not self.problem.local.full_gradient
-            with self.advance.sparing() if tiled else nullcontext():
-                return numerics.wave(self.problem, starts, jobs, advance)
         if self.rung == "one by one":
+            if blocks is None:
+                return numerics.twin(self.problem, starts, jobs)
             return block_twin(self.problem, blocks, starts, jobs)
-        return block_wave(self.problem, blocks, starts, jobs, advance)
+        if blocks is not None:
+            return block_wave(self.problem, blocks, starts, jobs, advance)
+        tiled = isinstance(advance, TiledAdvance) and not self.problem.local.full_gradient
+        with self.advance.sparing() if tiled else nullcontext():
+            return numerics.wave(self.problem, starts, jobs, advance)
 
     def change(self, what: str, value: Any) -> None:
         self.record.append((self.waves, what, value))

@@ -27,8 +27,8 @@ from torch import Tensor
 from offbeat.choices import Mode
 from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
-from offbeat.engines.tile_worker import Arrays, Computed, Key, Solved, Spec, Sum, Tile, array, tensor
-from offbeat.engines.tiling import Span, joined, pieces, placed, plans_of, plus, share, tile_size
+from offbeat.engines.tile_worker import Key, Solved, Spec, Sum, Tile, TileAnswer, array, tensor
+from offbeat.engines.tiling import Arrays, Span, index_of, joined, pieces, plans_of, plus, share, tile_size, tiles_in
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
@@ -126,7 +126,7 @@ class TileSolver:
         for version in [v for v in self.handles if v not in versions and v not in needed]:
             del self.handles[version]
         mine: list[Part] = []
-        known = [placed(plan) for plan in plans]
+        known = [index_of(plan) for plan in plans]
         for number, (home, own) in enumerate(self.cut(jobs)):
             for job in own:
                 if job.version not in self.handles:
@@ -207,7 +207,7 @@ class TileSolver:
         if not self.hear():
             raise OffbeatError("no worker is left that could answer; `offbeat resume` goes on from the checkpoint")
 
-    def solved(self, worker: int, reply: Computed) -> None:
+    def solved(self, worker: int, reply: TileAnswer) -> None:
         self.rung, self.pulled[worker] = reply.rung, reply.received
         self.deaths = 0
         for text in reply.notes:
@@ -230,18 +230,11 @@ class TileSolver:
     def keep(self, each: Sum) -> None:
         """Add a sum to its neighbour's, unless it is there already: a tile that was lost may come again."""
         self.count("sums", [each.vectors])
-        (first, many), vectors = each.span, each.vectors
-        spans = self.added.setdefault((each.wave, each.version), {})
-        if any(a < first + many and first < a + size for a, size in spans):
-            for a, size in [(a, size) for a, size in spans if first <= a and a + size <= first + many]:
-                del spans[a, size]
-            if any(a <= first < a + size for a, size in spans):
-                return
-        while (other := (first ^ many, many)) in spans:
-            near = spans.pop(other)
-            vectors = {name: plus(near[name], value) for name, value in vectors.items()}
-            first, many = first & ~many, 2 * many
-        spans[first, many] = vectors
+        spans = self.added.get((each.wave, each.version), {})
+        old, new = tiles_in(spans), tiles_in([each.span])
+        if not new <= old:
+            apart = {span: vectors for span, vectors in spans.items() if not new & tiles_in([span])}
+            self.added[each.wave, each.version] = joined({**apart, each.span: each.vectors}, old | new)
 
     # ---- what commits ask -----------------------------------------------------------------------
     def vectors(self, results: Sequence[Result], names: Sequence[str]) -> Update:
@@ -270,22 +263,18 @@ class TileSolver:
         for place, result in enumerate(results):
             places.setdefault(result.updates.tile.key, []).append(place)
         waves = {wave: dict(self.added.get((wave, version), {})) for wave, _ in sorted(places)}
+        came = {(wave, number) for wave, spans in waves.items() for number in tiles_in(spans)}
         lacking = []
         for key, mine in places.items():
-            wave, number = key
-            if any(first <= number < first + many for first, many in waves[wave]):
-                continue
-            rows = [results[place].row for place in mine]
-            lacking.append((self.parts[key], rows, {name: array(each[mine]) for name, each in weights.items()}))
+            if key not in came:
+                rows = [results[place].row for place in mine]
+                lacking.append((self.parts[key], rows, {name: array(each[mine]) for name, each in weights.items()}))
         for (part, *_), vectors in zip(lacking, self.ask_held("sums", lacking), strict=True):
             wave, number = part.tile.key
             waves[wave][number, 1] = vectors
         self.added = {key: spans for key, spans in self.added.items() if key[1] > version}
-        total: Update = {}
-        for name in weights:
-            each = [joined({span: vectors[name] for span, vectors in spans.items()}) for spans in waves.values()]
-            total[name] = tensor(reduce(plus, (next(iter(wave.values())) for wave in each))).to(self.device)
-        return total
+        totals = (next(iter(joined(spans).values())) for spans in waves.values())
+        return {name: tensor(value).to(self.device) for name, value in reduce(plus, totals).items()}
 
     def ask_held(self, what: str, wanted: Sequence[tuple[Any, ...]]) -> list[Arrays]:
         """Ask workers for what they hold: of each tile `rows`, or `sums`. A tile that was lost is waited for."""

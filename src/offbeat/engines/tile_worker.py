@@ -18,7 +18,7 @@ from torch import Tensor
 from offbeat.choices import Choice, Mode, Precision
 from offbeat.engines.solver import LocalSolver
 from offbeat.engines.tiles import CACHED, MOST
-from offbeat.engines.tiling import Span, joined
+from offbeat.engines.tiling import Arrays, Span, joined
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
@@ -28,7 +28,6 @@ from offbeat.numerics.wave import Problem
 from offbeat.records import Begun
 
 Key: TypeAlias = tuple[int, int]  # the number of a wave, and of a tile in it
-Arrays: TypeAlias = dict[str, np.ndarray]
 MESSAGE = 1 << 20  # bytes of work that are worth a message to a processor
 LEAST, GREATEST = 16, 256  # jobs in a tile on a device: fewer leave it idle, more gain little (results/speed-h200.json)
 
@@ -71,7 +70,7 @@ class Sum(NamedTuple):
     vectors: Arrays
 
 
-class Computed(NamedTuple):
+class TileAnswer(NamedTuple):
     """What some tiles came to together."""
 
     tiles: list[Solved]
@@ -117,7 +116,7 @@ class TileWorker:
     # ---- tiles ----------------------------------------------------------------------------------
     def solve(
         self, tiles: Sequence[Tile], versions: Mapping[int, Any], gone: Sequence[int], dropped: Sequence[Key]
-    ) -> Computed:
+    ) -> TileAnswer:
         """`versions` are those that were not sent before; the `gone` and the `dropped` will not be asked for again."""
         for version in gone:
             self.versions.pop(version, None)
@@ -130,7 +129,7 @@ class TileWorker:
         with threads(self.threads), torch.no_grad():
             solved = [self.solve_one(tile) for tile in tiles]
             sums = self.planned(tiles)
-        return Computed(solved, sums, self.solver.notes, self.solver.rung, self.received)
+        return TileAnswer(solved, sums, self.solver.notes, self.solver.rung, self.received)
 
     def solve_one(self, tile: Tile) -> Solved:
         local, blocks = self.spec.problem.local, self.spec.blocks
@@ -144,18 +143,17 @@ class TileWorker:
     def planned(self, tiles: Sequence[Tile]) -> list[Sum]:
         """The sums of these tiles for commits that are known, those of neighbours added up."""
         mine: dict[int, set[int]] = {}
-        sums: dict[tuple[int, int, str], dict[Span, Tensor]] = {}
+        sums: dict[tuple[int, int], dict[Span, Update]] = {}
         for tile in tiles:
             wave, number = tile.key
             mine.setdefault(wave, set()).add(number)
             for version, rows, weights in tile.plans:
-                for name, value in self.sum(tile.key, rows, weights).items():
-                    sums.setdefault((wave, version, name), {})[number, 1] = value
-        whole: dict[tuple[int, int, Span], Arrays] = {}
-        for (wave, version, name), each in sums.items():
-            for span, value in joined(each, mine[wave]).items():
-                whole.setdefault((wave, version, span), {})[name] = array(value)
-        return [Sum(*where, vectors) for where, vectors in whole.items()]
+                sums.setdefault((wave, version), {})[number, 1] = self.sum(tile.key, rows, weights)
+        return [
+            Sum(wave, version, span, {name: array(value) for name, value in vectors.items()})
+            for (wave, version), each in sums.items()
+            for span, vectors in joined(each, mine[wave]).items()
+        ]
 
     def sum(self, key: Key, rows: Sequence[int], weights: Arrays) -> dict[str, Tensor]:
         updates, index = self.updates[key], torch.tensor(rows, device=self.device)

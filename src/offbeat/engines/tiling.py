@@ -3,7 +3,7 @@ many compute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 from offbeat.engines.updates import Plan
 from offbeat.records import Begun, JobName
 
+Arrays: TypeAlias = dict[str, np.ndarray]
 Span: TypeAlias = tuple[int, int]  # tiles of a wave: the number of the first, and how many: 1, 2, 4, ...
 
 
@@ -44,20 +45,20 @@ def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [things[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-class Placed(NamedTuple):
+class PlanIndex(NamedTuple):
     """A plan, with the place of each of its jobs."""
 
     version: int
     places: dict[JobName, int]
-    weights: dict[str, np.ndarray]
+    weights: Arrays
 
 
-def placed(plan: Plan) -> Placed:
+def index_of(plan: Plan) -> PlanIndex:
     weights = {name: each.cpu().numpy() for name, each in plan.weights.items()}
-    return Placed(plan.version, {name: place for place, name in enumerate(plan.jobs)}, weights)
+    return PlanIndex(plan.version, {name: place for place, name in enumerate(plan.jobs)}, weights)
 
 
-def plans_of(jobs: Sequence[Begun], plans: Sequence[Placed]) -> list[tuple[int, list[int], dict[str, np.ndarray]]]:
+def plans_of(jobs: Sequence[Begun], plans: Sequence[PlanIndex]) -> list[tuple[int, list[int], Arrays]]:
     """Those of the plans that take some of these jobs, as rows and weights of these alone."""
     own = []
     for plan in plans:
@@ -68,25 +69,38 @@ def plans_of(jobs: Sequence[Begun], plans: Sequence[Placed]) -> list[tuple[int, 
     return own
 
 
-def plus(one: Any, other: Any) -> Any:
-    """Where an array may be overwritten, in its place: they are large."""
-    if isinstance(one, np.ndarray) and one.flags.writeable:
-        one += other
-        return one
-    return one + other
+def plus(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Vectors by name, added; arrays that may be written, in their place: they are large."""
+    total = {}
+    for name, vector in one.items():
+        if isinstance(vector, np.ndarray) and vector.flags.writeable:
+            vector += other[name]
+            total[name] = vector
+        else:
+            total[name] = vector + other[name]
+    return total
 
 
-def joined(sums: Mapping[Span, Any], mine: set[int] | None = None) -> dict[Span, Any]:
+def tiles_in(spans: Iterable[Span]) -> set[int]:
+    """
+    >>> tiles_in([(0, 2), (5, 1)])
+    {0, 1, 5}
+    """
+    return {number for first, many in spans for number in range(first, first + many)}
+
+
+def joined(sums: Mapping[Span, dict[str, Any]], mine: set[int] | None = None) -> dict[Span, dict[str, Any]]:
     """Sums of tiles, added two and two, then pairs of pairs and so on; only where all tiles of a pair are `mine`.
 
     The order of additions follows from the numbers of tiles alone, so whoever has neighbours may add them up at once.
 
-    >>> joined({(0, 1): 1, (1, 1): 2, (2, 1): 4, (3, 1): 8, (5, 1): 16}, {0, 1, 2, 3, 5})
-    {(0, 4): 15, (5, 1): 16}
-    >>> joined({(0, 4): 15, (5, 1): 16})
-    {(0, 8): 31}
+    >>> tiles = {(0, 1): {"w": 1}, (1, 1): {"w": 2}, (2, 1): {"w": 4}, (3, 1): {"w": 8}, (5, 1): {"w": 16}}
+    >>> joined(tiles, {0, 1, 2, 3, 5})
+    {(0, 4): {'w': 15}, (5, 1): {'w': 16}}
+    >>> joined({(0, 4): {"w": 15}, (5, 1): {"w": 16}})
+    {(0, 8): {'w': 31}}
     """
-    left, done, size = dict(sums), dict[Span, Any](), 1
+    left, done, size = dict(sums), dict[Span, dict[str, Any]](), 1
     while left:
         if mine is None and len(left) == 1:
             return left
