@@ -97,7 +97,12 @@ def test_trials_of_unequal_length_are_compared_at_the_same_time() -> None:
     assert search.standing(candidate) == (1.0, pytest.approx(-0.4))
     search.fastest = 0.2  # from now on a trial ends after half a second
     assert search.standing(candidate) == (1.0, pytest.approx(-0.2))
-    assert search.standing(replace(candidate, score=(0.0, 1.7))) == (0.0, 1.7)
+    end = {"commit": 9, "accuracy": 0.95, "loss": 0.5}
+    late = [*rows, {"virtual_seconds": 1.7, **end}]  # at the target, and too late to count
+    assert search.standing(replace(candidate, score=(0.0, 1.7), best_rows=late)) == (1.0, pytest.approx(-0.2))
+    soon = [*rows[:2], {"virtual_seconds": 0.3, **end}]
+    assert search.standing(replace(candidate, score=(0.0, 0.3), best_rows=soon)) == (0.0, 0.3)
+    assert search.standing(replace(candidate, score=(2.0, 0.0))) == (2.0, 0.0)
 
 
 def test_the_choice_is_ranked_and_its_toml_runs(tmp_path: Path) -> None:

@@ -112,10 +112,10 @@ class Search:
                 candidate.options, candidate.score, candidate.best_rows = options, score, candidate.rows
 
     def standing(self, candidate: Candidate) -> Score:
-        """The score of the best so far, as it would be if its trial had ended where trials end now: an accuracy after a
-        longer time is no better."""
+        """The score of the best so far, as it would be if its trial had ended where trials end now: what it came to
+        after a longer time, be it the target, is no better."""
         rows = [row for row in candidate.best_rows if row["virtual_seconds"] <= self.seconds]
-        return score_of(rows, self.target) if candidate.score[0] == 1.0 and rows else candidate.score
+        return score_of(rows, self.target) if candidate.score[0] < 2.0 and rows else candidate.score
 
     @property
     def seconds(self) -> float:
@@ -147,11 +147,7 @@ class Search:
             until=until, evaluate=self.evaluate(until),
         )  # fmt: skip
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Diverging)  # that a trial diverges is a result
-                outcome = run(
-                    judged(spec, self.target), None, self.shown(f"{candidate.method}, trial {candidate.trials}", until)
-                )
+            outcome = self.run(judged(spec, self.target), f"{candidate.method}, trial {candidate.trials}", until)
         except BadNumbers:
             return 2.0, 0.0
         except ConfigError:
@@ -162,8 +158,11 @@ class Search:
             self.fastest = min(self.fastest, max(score[1], 1e-9))
         return score
 
-    def shown(self, label: str, until: Mapping[str, float]) -> Progress | None:
-        return None if self.progress is None else self.progress(label, until)
+    def run(self, spec: Experiment, label: str, until: Mapping[str, float]) -> Outcome:
+        shown = None if self.progress is None else self.progress(label, until)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Diverging)  # that a run diverges is a result
+            return run(spec, None, shown)
 
     def final(self, candidate: Candidate, seeds: int) -> None:
         """Run the tuned candidate on the whole task, over seeds."""
@@ -174,7 +173,7 @@ class Search:
                 evaluate=self.evaluate(until, self.fastest),
             )  # fmt: skip
             try:
-                made = run(spec, None, self.shown(f"{candidate.method}, seed {seed}", until))
+                made = self.run(spec, f"{candidate.method}, seed {seed}", until)
             except BadNumbers as error:
                 made = error.outcome
             candidate.outcomes.append(made)

@@ -169,7 +169,8 @@ def constants(name: str, title: str, world: str, priority: int) -> Recipe:
                f"of {steps} steps of {rate:g} on the iid split made. Gradients over {at.samples or 'all'} samples of "
                f"each "
                f"worker, or over fresh batches of {BATCH}: then the noise of batches is in the estimates. rho is "
-               f"(A.1).",),
+               f"(A.1). In Table 1 neither way gives all of the paper's figures: L~ and L_g are of its size with "
+               f"batches alone, where noise hides L_h, and L_h rises with the percentage with whole shards alone.",),
         picture=agreement.falling("percent", CONSTANTS),
     )  # fmt: skip
 
