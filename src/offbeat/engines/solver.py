@@ -29,6 +29,7 @@ from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
+from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun
 
@@ -286,9 +287,11 @@ class LocalSolver:
         used = list(dict.fromkeys(job.version for job in rows))
         place = {version: i for i, version in enumerate(used)}
         index = torch.tensor([place[job.version] for job in rows]).to(self.device, non_blocking=True)
-        starts = {
-            name: torch.stack([versions[v][name] for v in used]).index_select(0, index) for name in versions[used[0]]
-        }
+        with threads(1 if self.device.type == "cpu" else None):  # copies: several threads would wait for each other
+            starts = {
+                name: torch.stack([versions[v][name] for v in used]).index_select(0, index)
+                for name in versions[used[0]]
+            }
         if self.memory is not None:
             starts |= self.memory.read(self.problem.local.remembers, torch.tensor([job.client for job in rows]))
         return starts

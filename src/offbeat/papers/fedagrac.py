@@ -272,9 +272,8 @@ RECIPES = (
                 Stated("fleet.local_steps.value", (100, None), "Table 1: 100 updates without step asynchronism"),
                 Stated("fleet.local_steps.low", (100, None), "Table 1: at least 100 under it")),
         notes=("Within 1,000 rounds. The paper says neither the batch (25 here), nor the split (one class for each "
-               "client), "
-               "nor the law of steps (uniform, 100 to 400). With its rate .001 LR needs 40 rounds here for the first "
-               "column, where the paper has 2; .02 gives 3: see `questions`.",),
+               "client), nor the law of steps (uniform, 100 to 400). With its rate .001 LR needs 40 rounds here for "
+               "the first column, where the paper has 2; .02 gives 3: see `questions`.",),
     ),
     Recipe(
         "fedagrac-table2", "FedaGrac Table 2: utilisation of one fast device",
@@ -331,11 +330,9 @@ RECIPES = (
                 Stated("fleet.local_steps.variance", (10000,), "Figure 5: the fixed variance of 10000"),
                 Stated("fleet.local_steps.mode", ("fixed",), "Figure 5: fixed and initialised at the beginning")),
         notes=(f"Steps take {STEP_SECONDS['alexnet']} s (AlexNet) and {STEP_SECONDS['a9a']} s (LR), those of FedProx "
-               f"{PROXIMAL_COST['alexnet']} and {PROXIMAL_COST['a9a']} times as long, because its pull is a pass "
-               f"over the "
-               f"model more; links carry {MBIT:g} Mbit/s each way; fedagrac and scaffold send two vectors each way, "
-               f"the "
-               "others one. The paper gives no means and no times.",),
+               f"{PROXIMAL_COST['alexnet']} and {PROXIMAL_COST['a9a']} times as long, because its pull is a pass over "
+               f"the model more; links carry {MBIT:g} Mbit/s each way; fedagrac and scaffold send two vectors each "
+               "way, the others one. The paper gives no means and no times.",),
         picture=agreement.curves(("method",), ("virtual_seconds", "commits")), small_table=False,
     ),
 )  # fmt: skip

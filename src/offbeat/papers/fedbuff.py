@@ -116,8 +116,7 @@ RECIPES = (
                                     pace="quadratic") for k, q in ((1, 1), (4, 1), (4, 4)) for t in LENGTHS),
         ("T asked for", "tau", "eta", "measured", "bound", "measured / bound"), seeds=1, few=("T=130",),
         notes=("10 quadratic clients in 20 dimensions with equal Hessians, so that the assumptions hold at every "
-               "point; all "
-               f"of one pace, {CONCURRENCY} K of them at work at once, in float64.",),
+               f"point; all of one pace, {CONCURRENCY} K of them at work at once, in float64.",),
         picture=agreement.falling("T", ("measured", "bound")),
     ),
 )  # fmt: skip

@@ -164,13 +164,12 @@ def constants(name: str, title: str, world: str, priority: int) -> Recipe:
         f"heterogeneity-{name}", f"FedAvg, heterogeneity, {title}", f"{title}: L_h, L-tilde and L_g, 25 to 100 % of "
                                                                     f"one label.",
         ("percent", "gradients"), tuple(cells), (*CONSTANTS, "rho"), apart=("gradients",), seeds=5, few=("25%", "100%"),
-        notes=(f"The path: {PATH_ROUNDS} rounds of {PATH_STEPS} steps of {at.path_rate:g}, from a model that "
-               f"{rounds} rounds "
-               f"of {steps} steps of {rate:g} on the iid split made. Gradients over {at.samples or 'all'} samples of "
-               f"each "
-               f"worker, or over fresh batches of {BATCH}: then the noise of batches is in the estimates. rho is "
-               f"(A.1). In Table 1 neither way gives all of the paper's figures: L~ and L_g are of its size with "
-               f"batches alone, where noise hides L_h, and L_h rises with the percentage with whole shards alone.",),
+        notes=(f"The path: {PATH_ROUNDS} rounds of {PATH_STEPS} steps of {at.path_rate:g}, from a model that {rounds} "
+               f"rounds of {steps} steps of {rate:g} on the iid split made. Gradients over {at.samples or 'all'} "
+               f"samples of each worker, or over fresh batches of {BATCH}: then the noise of batches is in the "
+               "estimates. rho is (A.1). In Table 1 neither way gives all of the paper's figures: L~ and L_g are of "
+               "its size with batches alone, where noise hides L_h, and L_h rises with the percentage with whole "
+               "shards alone.",),
         picture=agreement.falling("percent", CONSTANTS),
     )  # fmt: skip
 
@@ -273,14 +272,11 @@ RECIPES = (
               for part, eta, gamma, steps, batch, paper in QUADRATICS),
         ("rounds", "excess"), apart=("part",), seeds=5,
         notes=(f"Rounds until f - min f <= {TARGET:g}, from 0, in float64: the mean of 1/2 |U x - v_i|^2 itself is "
-               f"never "
-               "near 0.8 (it has a floor near 45), so the paper's target can only be the excess. Columns of U have "
-               "length "
-               f"1; {WORKERS} workers (not said there) with {SAMPLES} samples each, whose v_i differ by noise of "
-               f"{NOISE:g}. "
-               f"The number of rounds depends on the draw of U and v_i (500 to 3,800 among seeds 0 to 11); draw {DRAW} "
-               "comes near 927. (1, .005) with I = 10 has 86 rounds in one half of the paper's table and 95 in the "
-               "other.",),
+               "never near 0.8 (it has a floor near 45), so the paper's target can only be the excess. Columns of U "
+               f"have length 1; {WORKERS} workers (not said there) with {SAMPLES} samples each, whose v_i differ by "
+               f"noise of {NOISE:g}. The number of rounds depends on the draw of U and v_i (500 to 3,800 among seeds "
+               f"0 to 11); draw {DRAW} comes near 927. (1, .005) with I = 10 has 86 rounds in one half of the paper's "
+               "table and 95 in the other.",),
         picture=agreement.points("I", "rounds"),
     ),
     Recipe(
@@ -317,8 +313,8 @@ RECIPES = (
                 Stated("method.client_lr", (0.01,), "Figures C.5, C.6: gamma = 0.01", "vgg16"),
                 Stated("method.n", (None,), "appendix C: all workers perform the local updates")),
         notes=("Of the I the text names the largest alone, 40 and 20; the others and 100 rounds are ours. Figures "
-               "C.5 and "
-               "C.6 are of CINIC-10: vgg16 reads it where it is there; vgg16-cifar10 is a stand-in on CIFAR-10.",),
+               "C.5 and C.6 are of CINIC-10: vgg16 reads it where it is there; vgg16-cifar10 is a stand-in on "
+               "CIFAR-10.",),
         picture=agreement.curves(("I",), losses=True), small_table=False,
     ),
 )  # fmt: skip

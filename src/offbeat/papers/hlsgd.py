@@ -72,8 +72,8 @@ HALVED = (*(one for one in CIFAR if one.path != "method.client_lr"), TAU_50,
           Stated("method.client_lr.factor", (0.5,), "appendix F: by half"))  # fmt: skip
 DRAWN = agreement.curves
 CONTRADICTION = ("At tau = 50 the paper says that HL-SGD needs 15.67 % less time to 60 % than Local SGD (Figure 1: "
-                 "1.186 times "
-                 "as fast) and 45.88 % less (Figure 2), of the same setting; one of the two cannot be.")  # fmt: skip
+                 "1.186 times as fast) and 45.88 % less (Figure 2), of the same setting; one of the two cannot "
+                 "be.")  # fmt: skip
 FIG_1 = Recipe(
     "hlsgd-fig1", "HL-SGD Figure 1: tau = 50, p = 1",
     "Figure 1: HL-SGD against Local SGD over rounds and over time, tau = 50, p = 1.",
@@ -191,10 +191,10 @@ RECIPES = (
         "hlsgd-fig2", "HL-SGD Figure 2: effect of tau, 100 rounds", "Figure 2: both with tau = 5, 10, 20, 50.",
         ("method", "tau"), tuple(fig2_cells()), ("best", "hours"), few=("tau=5", "tau=50"), stated=CIFAR,
         notes=(CONTRADICTION, "hlsgd-tau compares at equal R x tau."),
-        claims=(*(Claim(f"tau = {tau}: best accuracy {more} % higher", "best", f"hl-sgd tau={tau}", f"local-sgd "
+        claims=(*(Claim(f"tau = {tau}: best accuracy {more} % higher", "best", f"hl-sgd tau={tau}", "local-sgd "
                                                                                                     f"tau={tau}",
                         1 + more / 100) for tau, more in zip(TAUS, (2.49, 3.99, 4.05, 7.0), strict=True)),
-                *(Claim(f"tau = {tau}: hours to 60 % {less} % fewer", "hours", f"hl-sgd tau={tau}", f"local-sgd "
+                *(Claim(f"tau = {tau}: hours to 60 % {less} % fewer", "hours", f"hl-sgd tau={tau}", "local-sgd "
                                                                                                     f"tau={tau}",
                         1 - less / 100) for tau, less in zip(TAUS, (9.66, 19.76, 33.46, 45.88), strict=True))),
         picture=DRAWN(("method", "tau"), ("commits", "virtual_seconds"), best=True),
@@ -249,10 +249,8 @@ RECIPES = (
                                client_steps=2e5, pace="quadratic") for name, order in ORDERS.items()),
         (*(f"n = {n}" for n in NODES), "exponent"), seeds=1,
         notes=("exponent: a of gap ~ n^-a by least squares in logarithms; the stated order over these n in brackets. "
-               "The "
-               "stated order of the grid, 1 / (n log n), is an upper bound: its gap falls like 1 / n. Erdos-Renyi "
-               "has p = "
-               "1/2 here, one graph of each size, and gets better with n.",),
+               "The stated order of the grid, 1 / (n log n), is an upper bound: its gap falls like 1 / n. "
+               "Erdos-Renyi has p = 1/2 here, one graph of each size, and gets better with n.",),
     ),
     Recipe(
         "hlsgd-slow-cluster", "HL-SGD with one cluster five times slower",

@@ -115,10 +115,8 @@ RECIPES = (
         "Question 1: does the order in which clients read their samples explain DLSGD's non-iid times?",
         ("loader", "method", "n"), tuple(loader_cells()), ("seconds",), "n", ("loader",), 1, ("n=10", "continued"),
         notes=("restarted, continued: shards sorted by class and read in order, from their start in every job, or on "
-               "from "
-               "where the last job ended; epochs: shuffled passes; shards: 200 shards of sorted data, two for each "
-               "client; "
-               "random-deal: two classes drawn without balance.",
+               "from where the last job ended; epochs: shuffled passes; shards: 200 shards of sorted data, two for "
+               "each client; random-deal: two classes drawn without balance.",
                "Answer: for two of three methods. Shards sorted by class and read on from job to job give FedAvg 482 "
                "and 488 s with n = 10 and 20 (the paper: 438 and 448) and FedBuff 154 and 180 s (199 and 218), where "
                "random batches give 178 and 182, 68 and 63; but DLSGD-hetero takes 146 and 194 s (103 and 144), with "
