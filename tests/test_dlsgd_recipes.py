@@ -79,6 +79,8 @@ def test_the_questions_change_what_they_say():
     data = RECIPES["questions-data"]
     assert data.cell("shared n=10").work.task["split"] == "shared"  # section 2.1: one shared memory
     assert data.cell("stream n=10").work.task["sampling"] == "in-order-continued"  # and streams
+    pixels = RECIPES["questions-pixels"].cell("unit dlsgd-hetero n=20")
+    assert (pixels.work.task["scale"], pixels.work.method["n"], pixels.paper) == ("unit", 20, {"seconds": 497.51})
     assert RECIPES["questions-loaders"].cell("continued fedbuff n=80").paper == {"seconds": 422.88}
     loader = RECIPES["questions-loaders"].cell("continued fedbuff n=10").work.task
     assert (loader["sampling"], loader["split"]) == (

@@ -142,7 +142,7 @@ TABLE_2 = Recipe(
      "FedAvg.",
      "Where the order is another: with the printed rates DLSGD-homo diverges on CIFAR-10 with n = 10 and stays below "
      "70 % with n = 40, and DLSGD-hetero stays below 60 % with n = 20; AsySG is faster here on Fashion-MNIST, and does "
-     "not reach 70 % on CIFAR-10 with few clients; n = 80, FedBuff and DLSGD-hetero: questions 1 and 2."),
+     "not reach 70 % on CIFAR-10 with few clients (question 6); n = 80, FedBuff and DLSGD-hetero: questions 1, 2."),
 )  # fmt: skip
 
 
