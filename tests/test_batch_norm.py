@@ -80,11 +80,33 @@ def test_steps_are_pytorchs_statistics_too_and_waves_are_the_twin(rule: str, mon
             assert float((how.updates[name] - update).norm() / update.norm()) < 1e-10
     for i, job in enumerate(JOBS):
         model = plainly(p, job)
-        ended = p.model.initial() - one["delta"][i] + (one["own statistics"][i] if rule == "local" else 0)
+        ended = begun(p, rule) - one["delta"][i] + (one["own statistics"][i] if rule == "local" else 0)
         views, theirs = p.model.views(ended), model.state_dict()
         for name, view in views.items():
             torch.testing.assert_close(view, theirs[name], rtol=1e-10, atol=1e-12)
         assert ("1.running_var" in views) == (rule != "batch")
+
+
+def begun(p: Problem, rule: str) -> Tensor:
+    """What updates are differences to: of averaged statistics they say where these ended."""
+    assert rule == "batch" or p.model.statistics is not None
+    return (
+        p.model.initial() if rule != "averaged" else torch.where(p.model.statistics.momentum > 0, 0, p.model.initial())
+    )
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "dlsgd-homo", "dlsgd-hetero"])
+def test_averaged_statistics_of_late_updates_are_means_too(method: str) -> None:
+    """The start of a late update is not the model of today: differences would add up, and variances become negative."""
+    x, y = 3 + 0.3 * torch.randn(240, 5, generator=torch.manual_seed(0)), torch.arange(240) % 4
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 4))
+    shards = [range(i, 240, 20) for i in range(20)]
+    given = Task(model, functional.cross_entropy, (x, y), shards, batch_norm="averaged")
+    until = {"commits": 12}
+    found = run(Experiment(method=method, task=given, fleet="straggling", until=until, device="cpu")).model
+    assert torch.allclose(found["0.running_mean"], x.mean(0), atol=0.3)
+    assert bool((found["0.running_var"] > 0).all())
+    assert bool((found["0.running_var"] < 0.3).all())
 
 
 def test_averaged_statistics_are_the_mean_of_the_clients_whatever_the_servers_optimiser() -> None:
@@ -95,7 +117,7 @@ def test_averaged_statistics_are_the_mean_of_the_clients_whatever_the_servers_op
         )
         p = problem("averaged")
         jobs = [Begun(client, 0, 0, 3) for client in range(CLIENTS)]
-        ended = p.model.initial() - wave(p._replace(seed=0), start(p), jobs).updates["delta"].mean(0)
+        ended = begun(p, "averaged") - wave(p._replace(seed=0), start(p), jobs).updates["delta"].mean(0)
         for name, view in p.model.views(ended).items():
             if "running" in name:
                 torch.testing.assert_close(outcome.model[name], view, rtol=1e-9, atol=1e-12)

@@ -294,7 +294,7 @@ class Counting(nn.Linear):
 
 @pytest.mark.parametrize(
     ("kind", "sentence"),
-    [(Forgetful, "changes '0.weight' while it trains"), (Counting, "keeps a state of its own from call to call")],
+    [(Forgetful, "changes '0.weight' while it trains"), (Counting, "the model keeps 'calls' from call to call")],
 )
 def test_models_that_change_are_refused(kind: Any, sentence: str) -> None:
     data = TensorDataset(torch.randn(20, 3), torch.arange(20) % 3)

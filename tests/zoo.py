@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
     "counter": (lambda w: Animal(buffered(nn.Linear(w, w), lambda m, x: m.parts[0](x) * m.buffer.add_(1), torch.ones(1)),
                                  (w,)), "changes 'body.buffer'"),
     "kept in Python": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) * setattr_next(m), nn.Linear(w, w)), (w,)),
-                       "when the same step is taken twice"),
+                       "from call to call"),
     "shrunk weights": (lambda w: Animal(Own(lambda m, x: F.linear(x, m.w.data.mul_(0.9)) + m.w.sum(), w=(w, w)), (w,)),
                         "changes 'body.w'"),
     "lstm, packed, with dropout": (lambda w: Animal(Own(packed, nn.LSTM(w, w, 2, dropout=0.5, batch_first=True)), (3, w)),

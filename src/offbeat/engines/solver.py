@@ -30,6 +30,7 @@ from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.threads import threads
+from offbeat.numerics.trial import gradient_hook
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun
 
@@ -130,6 +131,11 @@ class LocalSolver:
                 names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
             )
         self.last = torch.full((samples.clients if names else 0,), -1)  # job whose memory a client has
+        rows = samples.order[int(samples.first[0]) :][: samples.per_step(0)]
+        hook = None if mode == "twin" else gradient_hook(problem.model, samples.x[rows], samples.y[rows])
+        if hook is not None:
+            self.rung = "one by one"
+            self.note(f"{FAILED[self.rung]}: {hook} has a hook on a gradient")
 
     @property
     def mode(self) -> Mode:
@@ -315,7 +321,7 @@ class LocalSolver:
         """Every client's gradient over its shard, some clients at a time; what they remember starts there."""
         everyone = torch.arange(self.problem.samples.clients, device=self.device)
         for clients in torch.split(everyone, self.limit):
-            gradients = numerics.full_gradients(self.problem, model.expand(len(clients), -1), clients)
+            gradients = numerics.opening_gradients(self.problem, model.expand(len(clients), -1), clients)
             if self.memory is not None:
                 self.memory.write(clients, dict.fromkeys(self.problem.local.remembers, gradients))
             yield clients, gradients

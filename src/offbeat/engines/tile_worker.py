@@ -187,7 +187,7 @@ class TileWorker:
         flat = tensor(self.fetch(model)["model"]).to(self.device)
         who = torch.tensor(clients, device=self.device)
         with threads(self.threads), torch.no_grad():
-            gradients = numerics.full_gradients(self.spec.problem, flat.expand(len(who), -1), who)
+            gradients = numerics.opening_gradients(self.spec.problem, flat.expand(len(who), -1), who)
         self.memory.write(who.cpu(), dict.fromkeys(self.spec.problem.local.remembers, gradients))
         return array(gradients)
 

@@ -65,7 +65,7 @@ class Gauge:
         if self.batch is not None:
             return self.batch_gradients(at, clients, self.batch)
         self.looked += sum(self.whole.sizes[client] for client in clients.tolist())
-        return wave.full_gradients(self.problem, at, clients)
+        return wave.opening_gradients(self.problem, at, clients)
 
     def batch_gradients(self, at: Tensor, clients: Tensor, width: int) -> Tensor:
         """Gradients `[n, d]` of one fresh batch of each client."""

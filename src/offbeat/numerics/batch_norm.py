@@ -5,7 +5,9 @@ there are no running statistics. "averaged": they are numbers of the model, whic
 server averages; evaluation uses them. "local": they stay with each client; evaluation of the common model uses batches.
 
 Running statistics are columns of the flat vector. What autograd gives there is no gradient but the batch's statistics,
-and a rule of local steps never sees them: after its step they are r <- r + momentum (statistic of the batch - r).
+and a rule of local steps never sees them: after its step they are r <- r + momentum (statistic of the batch - r). Where
+they are averaged, a client says where they ended and not how far they moved: the start of an update that comes late is
+not the model of today.
 """
 
 from __future__ import annotations
@@ -174,9 +176,11 @@ def moving(local: Local, held: Columns, kept: bool) -> Local:
         return parted(moved, torch.where(running, path.y + speed * (g - path.y), moved[0]))
 
     def finish(server: State, path: Carried, job: Job) -> Update:
-        if not kept:
-            return local.finish(server, whole(path), job)
         running = held.at(path.y) > 0
+        if not kept:
+            update = local.finish(server, whole(path), job)
+            ends = {"delta": torch.where(running, -path.y, update["delta"])} if "delta" in update else {}
+            return update | ends
         own = torch.where(running, path.y - server["model"], 0.0)
         return local.finish(server, whole(path._replace(y=path.y - own)), job) | {OWN: own}
 
@@ -193,7 +197,7 @@ def averaging(method: Method, held: Columns) -> Any:
         assert rule.apply is not None
         weights = rule.weigh(cohort)
         each = weights["delta"] if isinstance(weights, Mapping) else weights
-        mean = w["model"] - sums["delta"] / each.sum()
+        mean = -sums["delta"] / each.sum()
         state = rule.apply(w, sums, cohort)
         return state | {"model": torch.where(held.at(mean) > 0, mean, state["model"])}
 

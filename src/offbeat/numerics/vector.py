@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from offbeat import keys
 from offbeat.errors import ConfigError
 from offbeat.numerics import batch_norm
+from offbeat.numerics.attributes import as_before
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
@@ -103,6 +104,18 @@ def copied(module: nn.Module, rule: str | None = None) -> nn.Module:
     return copy_
 
 
+def of_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module itself, with all that is real in this type, and complex buffers in the complex one that fits it."""
+    turning = [(part, name, b) for part in module.modules() for name, b in part.named_buffers(recurse=False)
+               if b.is_complex()]  # fmt: skip
+    for part, name, _ in turning:
+        setattr(part, name, None)
+    module.to(dtype)
+    for part, name, b in turning:
+        setattr(part, name, b.to(torch.promote_types(dtype, torch.complex32)))
+    return module
+
+
 def laid_out(part: nn.RNNBase) -> None:
     """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
     with suppress(RuntimeError):
@@ -122,7 +135,7 @@ class FlatModel:
         problems = refusals(module, rule)
         if problems:
             raise ConfigError(problems)
-        self.module = copied(module, rule).to(dtype)
+        self.module = of_type(copied(module, rule), dtype)
         self.rule, self.statistics = rule, batch_norm.columns(self.module)
         self.loss = loss
         self.dtype = dtype
@@ -269,7 +282,8 @@ class FlatModel:
 
     def call(self, views: dict[str, Tensor], inputs: Tree) -> Any:
         """The module's outputs, or their `logits`."""
-        return scores_in(functional_call(self.module, views, *arguments(inputs)))
+        with as_before(self.module):
+            return scores_in(functional_call(self.module, views, *arguments(inputs)))
 
     def mean_loss(self, outputs: Any, targets: Tree) -> Tensor:
         value = self.loss(outputs, targets)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat import keys
+from offbeat.errors import OffbeatError
 from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
 from offbeat.numerics.draws import Keyed, compiled
 from offbeat.numerics.forms import called
@@ -233,6 +234,16 @@ def full_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
         _, gradient = problem.model.gradient(flat[row], x, y, full_noise(problem, mine, at))
         total.index_add_(0, row, gradient * (width / sizes[row])[:, None])
     return total
+
+
+def opening_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
+    """`full_gradients`, of one client after the other where the model cannot be batched."""
+    try:
+        return full_gradients(problem, flat, clients)
+    except (OffbeatError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # PyTorch's or the model's: a model that fails for one client, too, says why
+        return torch.stack([full_gradient(problem, flat[i], clients[i : i + 1]) for i in range(len(clients))])
 
 
 def pieces(samples: Samples, clients: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:

@@ -166,7 +166,7 @@ class Task:
             forms = self.forms(dtype, self.training)
             try:
                 batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
-                return trial.problems(self.flat_model(dtype), *batch)  # type: ignore[arg-type]
+                return trial.problems(self.flat_model(dtype), batch[0], batch[1], self.model)  # type: ignore[arg-type]
             except ConfigError as error:
                 return list(error.problems)
             except Exception as error:  # whatever a user's model or loss may raise
@@ -265,8 +265,8 @@ class Task:
 
     @cached_property
     def looked_at(self) -> nn.Module:
-        """The model to call before a run, which leaves no statistics in the caller's own."""
-        return copied(self.model, self.batch_norm) if tracking(self.model) else self.model
+        """The model to call before a run, which leaves nothing in the caller's own."""
+        return copied(self.model, self.batch_norm)
 
     @property
     def numbers(self) -> int:
