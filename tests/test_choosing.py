@@ -120,6 +120,9 @@ def test_the_choice_is_ranked_and_its_toml_runs(tmp_path: Path) -> None:
     assert "does not wait" in told["reason"]
     assert "hl-sgd" in told["dropped"]
     assert toml.parse(told["toml"]) == toml.read(path)
+    again = CliRunner().invoke(app, ["run", str(path), "--json"])  # what is recommended gives what it was chosen for
+    seconds = told["ranked"][0]["seconds"]
+    assert seconds["low"] <= json.loads(again.stdout)["reached"]["0.6"]["virtual_seconds"] <= seconds["high"]
     ran = CliRunner().invoke(app, ["run", str(path), "--until", "commits=2", "--json"])
     assert ran.exit_code == 0, ran.output
     shown = CliRunner().invoke(app, words)

@@ -117,7 +117,7 @@ def choose(
     for candidate in ranked[:FINALISTS]:
         covered(candidate, first, measured)
     best = ranked[0]
-    recommended = replace(first, method=best.spec)
+    recommended = replace(first, method=best.spec, evaluate=search.evaluate(first.until, search.fastest))
     why = reason(best, ranked, build(replace(first, method=best.spec)), target)
     return Choice(tuple(ranked), dropped, measured, recommended, target, seeds, why)
 

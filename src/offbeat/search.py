@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from offbeat.assemble import build
 from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, ConfigError, Diverging, OffbeatError
@@ -23,7 +21,7 @@ from offbeat.experiment import run
 from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.target import crossing
-from offbeat.trials import Aim, judging
+from offbeat.trials import Aim, judging, mean_of_last
 
 SERVER = ("server_lr", "beta", "alpha")  # what a method calls the server's rate, the first that it has
 COHORT = ("n", "buffer_size")
@@ -182,7 +180,7 @@ class Search:
         """What the experiment looks at, often enough to tell times apart and seldom enough to cost little."""
         looks = {name: value for name, value in self.experiment.evaluate.items() if not name.startswith("every_")}
         if "virtual_seconds" in until:
-            return {**looks, "every_seconds": min(until["virtual_seconds"], 2 * fastest) / LOOKS}
+            return {**looks, "every_seconds": float(f"{min(until['virtual_seconds'], 2 * fastest) / LOOKS:.3g}")}
         return {**looks, "every_commits": max(1, int(until.get("commits", 10 * LOOKS) / LOOKS))}
 
 
@@ -190,10 +188,8 @@ def score_of(rows: Sequence[Mapping[str, Any]], target: float | None) -> Score:
     at = None if target is None else crossing(rows, target)
     if at is not None:
         return 0.0, at.virtual_seconds
-    seen = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    if seen:
-        return 1.0, -float(np.mean(seen[-3:]))
-    return 1.0, float(rows[-1]["loss"])
+    accuracy = mean_of_last(rows, "accuracy")
+    return 1.0, float(rows[-1]["loss"]) if accuracy is None else -accuracy
 
 
 def reached(outcome: Outcome, target: float) -> float | None:

@@ -46,6 +46,13 @@ class Tried:
     seconds: float = 0.0  # its part of the real time
 
 
+def mean_of_last(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """The mean of the last evaluations; that of the untrained model counts only where there is no other."""
+    seen = [(row.get("commit"), row[metric]) for row in rows if row.get(metric) is not None]
+    values = [value for commit, value in seen if commit != 0] or [value for _, value in seen]
+    return sum(values[-LAST:]) / len(values[-LAST:]) if values else None
+
+
 @dataclass(frozen=True)
 class Aim:
     """What makes a trial good: a metric at the end of the budget, or the time to a target of it."""
@@ -56,9 +63,9 @@ class Aim:
     smooth: int = SMOOTH  # evaluations whose mean is to meet the target: SMOOTH or 1
 
     def value(self, rows: Rows) -> float | None:
-        """The metric now: the mean of the last evaluations; more is better here."""
-        seen = [row[self.metric] for row in rows if row.get(self.metric) is not None][-LAST:]
-        return None if not seen else (1 if self.more else -1) * sum(seen) / len(seen)
+        """The metric now; more is better here."""
+        mean = mean_of_last(rows, self.metric)
+        return None if mean is None else (1 if self.more else -1) * mean
 
     def seconds(self, rows: Rows) -> float | None:
         """The virtual time at which the mean of the last evaluations meets the target, in a straight line between two;

@@ -68,7 +68,8 @@ def choose(
     best = found.best
     options = ", ".join(f"{key} = {value:g}" for key, value in best.options.items()) or "its defaults"
     print(f"{best.method} with {options}: {found.reason}.\n")
-    show_table(f"{found.seeds} seeds, 95 % intervals", COLUMNS, choosing.rows(found))
+    at = "" if target is None else "; accuracy and bytes at the target, or where it was not reached, at the end"
+    show_table(f"{found.seeds} seeds, 95 % intervals{at}", COLUMNS, choosing.rows(found))
     for name, why in found.dropped.items():
         print(f"dropped {name}: {why}")
     print(f"\nwhat it rests on: {found.measured.verdict}")
