@@ -41,6 +41,7 @@ FAILED = {
     "one by one": "this model cannot be batched over clients, so jobs run one after another",
 }
 FALLBACK = re.compile(r"have not yet implemented the batching rule for (aten::\w+)")
+FEW = 32  # samples of the call that looks for hooks
 PROCESSOR = 4 << 30  # bytes that a wave may take on a processor ...
 DEVICE = 0.5  # ... and the share of a device's whole memory: what is free changes, and waves must not
 
@@ -131,7 +132,7 @@ class LocalSolver:
                 names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
             )
         self.last = torch.full((samples.clients if names else 0,), -1)  # job whose memory a client has
-        rows = samples.order[int(samples.first[0]) :][: samples.per_step(0)]
+        rows = samples.order[int(samples.first[0]) :][: min(samples.per_step(0), FEW)]
         hook = None if mode == "twin" else gradient_hook(problem.model, samples.x[rows], samples.y[rows])
         if hook is not None:
             self.rung = "one by one"
