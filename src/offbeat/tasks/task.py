@@ -138,6 +138,8 @@ class Task:
             if name != "unseen" and len(sets) != self.clients:
                 found.append(f"{name} has {len(sets)} sets for {self.clients} clients; give one for each")
             there = [each for each in sets if len(each)]
+            if not there:
+                found.append(f"{name} has no rows at all; give rows for one client at least, or leave it out")
             found += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
             if not found and kind == "training":
                 trained = np.unique(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in self.shards]))
