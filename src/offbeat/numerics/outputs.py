@@ -39,6 +39,10 @@ def cloned(values: Any) -> Any:
     return mapped(lambda part: part.clone() if isinstance(part, Tensor) else part, values)
 
 
+def detached(values: Any) -> Any:
+    return mapped(lambda part: part.detach() if isinstance(part, Tensor) else part, values)
+
+
 def has_rows(part: Any, rows: int) -> bool:
     """Whether a part has a row for each sample; None, numbers and texts have none."""
     if isinstance(part, Tensor):
