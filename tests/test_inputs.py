@@ -255,6 +255,99 @@ def test_a_loss_that_trains_is_not_refused(task: Task) -> None:
     assert all(p.grad is None for p in task.model.parameters())
 
 
+class Call(nn.Module):
+    """A linear layer, and a function of it and the inputs."""
+
+    def __init__(self, of: Any, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer, self.of = layer or nn.Linear(4, 3), of
+
+    def forward(self, *x: torch.Tensor) -> Any:
+        return self.of(self.layer, *x)
+
+
+def mixed() -> nn.Module:
+    parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 3).double()])
+    return Call(lambda layers, x: layers[1](layers[0](x.float()).double()), parts)
+
+
+COMPLEX = Call(lambda layer, x: layer(x.abs()))
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (own(model=Call(lambda layer, x: layer(x @ torch.eye(4)))), "The run is in float64, and in float32 it works"),
+        (own(loss=lambda z, t: functional.cross_entropy(z, t, torch.ones(3))), "buffers (register_buffer)"),
+        (own(model=mixed()), "The model has parts of types float32 and float64"),
+        (own(model=COMPLEX, data=(X + 0j, LABELS)), "the training inputs are complex, of type torch.complex64"),
+        (own(model=COMPLEX, data=((X + 0j).numpy(), LABELS)), "give torch.view_as_real(x)"),
+        (own(data=(X.to_sparse(), LABELS)), "a tensor is sparse (torch.sparse_coo)"),
+        (own(data=(np.full((20, 4), 2**63, np.uint64), LABELS)), "must be below 2**63"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_number_types_that_do_not_fit_get_sentences(task: Task, said: str) -> None:
+    assert said in refused(experiment(task=task, fleet="equal", precision="float64"))
+
+
+def hooked(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    out = layer(x)
+    out.register_hook(lambda g: g)
+    return out
+
+
+def steered(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The slope of the layer's scores at the inputs."""
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(layer(x).logsumexp(1).sum(), x, create_graph=True)
+    return layer(slope)
+
+
+def beside(layer: nn.Module, x: torch.Tensor, nothing: torch.Tensor) -> torch.Tensor:
+    return layer(torch.cat([x, nothing], 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "task",
+    [
+        own(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
+        own(model=Call(hooked)),
+        own(model=Call(steered)),
+        own(model=Call(beside), data=((X, torch.zeros(20, 0)), LABELS)),
+        *(own(model=nn.Embedding(20, 3), data=(np.arange(20).astype(kind), LABELS))
+          for kind in (np.uint16, np.uint32, np.uint64)),
+    ],
+    ids=["weights", "hook", "gradient inside", "width 0", "uint16", "uint32", "uint64"],
+)  # fmt: skip
+def test_what_pytorch_trains_trains_in_both_number_types_and_modes(task: Task) -> None:
+    for precision in ("float32", "float64"):
+        wave, twin = (
+            run(experiment(task=task, fleet="equal", until={"commits": 2}, precision=precision, mode=mode)).model
+            for mode in ("wave", "twin")
+        )
+        assert all(torch.allclose(wave[name], twin[name], atol=1e-6) for name in wave)
+    if isinstance(task.loss, nn.CrossEntropyLoss):
+        assert task.loss.weight is not None
+        assert task.loss.weight.dtype == torch.float32  # the caller's own stays as it is
+
+
+def test_autocasting_inside_a_model_leaves_doubles_alone() -> None:
+    def cast(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x).to(x.dtype)
+
+    cells = Call(lambda layers, x: layers[1](layers[0](x)), nn.Sequential(nn.GRUCell(4, 4), nn.Linear(4, 3)))
+    for model in (Call(cast), Call(cast, cells)):
+        task = own(model=model)
+        wave, twin = (
+            run(experiment(task=task, fleet="equal", until={"commits": 2}, precision="float64", mode=mode)).model
+            for mode in ("wave", "twin")
+        )
+        assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in wave)
+
+
 def test_a_task_that_passes_the_trial_runs() -> None:
     for task in (real(lambda o, t: squared(o.squeeze(1), t)), own(data=(X, functional.one_hot(LABELS).float()))):
         assert run(experiment(task=task, fleet="equal", until={"commits": 1})).commits == 1

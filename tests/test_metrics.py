@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -109,6 +111,74 @@ def test_means_do_not_depend_on_the_batches(monkeypatch):
     parts = engine.evaluate()
     assert parts == pytest.approx(whole, rel=1e-6)
     assert whole["error"] == pytest.approx(1 - whole["accuracy"])
+
+
+def test_no_sample_is_looked_at_alone(monkeypatch):
+    """A batch normalisation by the batch takes none of one."""
+    monkeypatch.setattr(evaluation, "BATCH", 7)
+    task = small(client_tests=[[n] for n in range(12)], batch_norm="batch")
+    model = torch.nn.Sequential(task.model, torch.nn.BatchNorm1d(3))
+    task = replace(task, model=model, test=tuple(t[:50] for t in task.test))
+    found = build(experiment(task)).engine().evaluate()
+    assert math.isfinite(found["loss"])
+    assert math.isfinite(found["own_loss_worst"])
+    for many in range(2, 60):
+        sizes = [end - begin for begin, end in evaluation.chunks(many, 3)]
+        assert sum(sizes) == many
+        assert {min(sizes), max(sizes)} <= {2, 3}
+        ends = [end - begin for _, begin, end in evaluation.groups([5, 1, 1, 7, 1][: many % 5 + 1] + [1] * many, 5)]
+        assert min(ends) > 1
+
+
+@dataclass(frozen=True)
+class Scores:
+    logs: torch.Tensor
+    more: dict
+
+
+class Wrapped(torch.nn.Module):
+    """A model whose outputs have another form."""
+
+    def __init__(self, model, wrap):
+        super().__init__()
+        self.model, self.wrap = model, wrap
+
+    def forward(self, x):
+        return self.wrap(self.model(x))
+
+
+FORMS = {
+    "dataclass": (lambda z: Scores(z, {"past": None}), lambda out: out.logs),
+    "dictionary": (lambda z: {"z": z, "past": None, "scale": z.std() * 0, "name": "z"}, lambda out: out["z"]),
+    "list": (lambda z: [z, Scores(z, {"n": 3})], lambda out: out[1].logs),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_of_any_form_have_metrics_and_single_clients(form, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", 17)
+    wrap, scores = FORMS[form]
+    plain_task = small(client_tests=[range(5 * i, 5 * i + i % 5) for i in range(12)])
+    task = replace(
+        plain_task, model=Wrapped(plain_task.model, wrap), metrics={"error": lambda z, t: error(scores(z), t)},
+        loss=lambda z, t: functional.cross_entropy(scores(z), t),
+    )  # fmt: skip
+    want = build(experiment(replace(plain_task, metrics={"error": lambda z, t: error(z, t)}))).engine().evaluate()
+    found = build(experiment(task)).engine().evaluate()
+    assert {name: value for name, value in want.items() if "accuracy" not in name} == pytest.approx(
+        {name: value for name, value in found.items() if "accuracy" not in name}
+    )
+    assert found["own_error_mean"] is not None
+
+
+def test_outputs_that_cannot_be_taken_apart_get_a_sentence():
+    task = small(client_tests=[[n] for n in range(12)])
+    task = replace(
+        task, model=Wrapped(task.model, lambda z: SimpleNamespace(z=z)),
+        loss=lambda out, t: functional.cross_entropy(out.z, t),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"outputs have a SimpleNamespace, whose rows cannot be told"):
+        build(experiment(task)).engine().evaluate()
 
 
 # ---- own metrics --------------------------------------------------------------------------------
@@ -266,6 +336,7 @@ def test_mistakes_get_a_sentence(options, sentence):
         ({"metrics": {"e": "f2"}}, "did you mean 'f1'"),
         ({"held_out": [[0]] * 12}, "clients train on"),
         ({"held_out": [[0]] * 2}, "2 sets for 12 clients"),
+        ({"held_out": [[]] * 12, "test": False}, "held_out has no rows at all"),
         ({"client_tests": [[99]] * 12}, "the data has rows 0..59"),
     ],
 )

@@ -82,9 +82,17 @@ def test_windows_are_slices_of_a_mapped_file_and_nothing_is_copied(tmp_path: Pat
     assert torch.equal(last[:3], torch.tensor([8, 9, 10]))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
+def test_windows_of_any_whole_numbers(kind: Any) -> None:
+    x, _ = windows(np.arange(9).astype(kind), 3)
+    assert torch.equal(x[:], torch.tensor([[0, 1, 2], [3, 4, 5]]))
+    assert (x.stream.least, x.stream.most) == (0, 8)
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "sentence"),
     [
+        (np.full(9, 2**63, np.uint64), {"length": 1}, r"uint64 must be below 2\*\*63"),
         (np.zeros((2, 3), np.int64), {"length": 1}, r"one line of whole numbers, and not empty; it is \[2, 3\]"),
         (np.zeros(9), {"length": 1}, "one line of whole numbers"),
         (np.zeros(0, np.int64), {"length": 1}, "not empty"),

@@ -27,7 +27,8 @@ CLIENTS, BATCH = 3, 3
 SMALL, LARGE = 4, 192  # widths; the larger one passes every threshold on sizes
 JOBS = [Begun(0, 0, 0, 2), Begun(1, 3, 0, 2), Begun(2, 1, 0, 2)]
 ALONE = {  # modules that `vmap` cannot batch: they run one client after another
-    "checkpoint", "embedding by frequency", "gru, packed", "lstm, packed", "normal law", "seeds itself",
+    "checkpoint", "embedding by frequency", "gru, packed", "hook on an activation", "lstm, packed", "noise, truncated",
+    "normal law", "seeds itself",
 }  # fmt: skip
 PLAIN = ("loss cross-entropy, weighted", "orthogonal")  # modules whose steps cannot be captured
 SAMPLE = (

@@ -105,6 +105,12 @@ def complex_linear(m: Any, x: Tensor) -> Tensor:
     return torch.view_as_real(F.linear(z, w)).flatten(1)
 
 
+def hook(x: Tensor) -> Tensor:
+    """The gradient that comes to it is doubled."""
+    x.register_hook(lambda g: 2 * g)
+    return x
+
+
 def attend(m: Any, x: Tensor, **options: Any) -> Tensor:
     q, k, v = (F.linear(x, part).unflatten(-1, (2, -1)).transpose(1, 2) for part in m.w.chunk(3))
     return F.scaled_dot_product_attention(q, k, v, **options)
@@ -178,6 +184,9 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "buffer": lambda w: Animal(buffered(nn.Linear(w, w), lambda m, x: m.parts[0](x * m.buffer), torch.rand(w)), (w,)),
     "linear of a buffer": lambda w: Animal(buffered(nn.Linear(w, w), lambda m, x: x + m.parts[0](m.buffer),
                                                     torch.rand(1, w)), (w,)),
+    "sparse buffer": lambda w: Animal(buffered(nn.Linear(w, w), lambda m, x: m.parts[0](
+        torch.sparse.mm(m.buffer, x.mT).mT), torch.eye(w).to_sparse()), (w,)),
+    "hook on an activation": lambda w: Animal(Own(lambda m, x: hook(m.parts[0](x)), nn.Linear(w, w)), (w,)),
     "checkpoint": lambda w: Animal(Own(lambda m, x: checkpoint(m.parts[0], x, use_reentrant=False), nn.Linear(w, w)),
                                    (w,)),
     # keyword calls
@@ -285,6 +294,8 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
         -1, (2, -1)).transpose(1, 2), *(F.linear(x, m.v)[:, None],) * 2, enable_gqa=True), w=(w, w), v=(w // 2, w)), (3, w)),
     "embedding bag, means": lambda w: Animal(nn.EmbeddingBag(9, w), (3,), tokens=9),
     "embedding bag, maxima": lambda w: Animal(nn.EmbeddingBag(9, w, mode="max"), (3,), tokens=9),
+    "embedding bag, maxima of equals": lambda w: Animal(Own(lambda m, x: F.embedding_bag(
+        x, m.w - m.w.detach(), mode="max"), w=(9, w)), (3,), tokens=9),
     "embedding bag with padding": lambda w: Animal(nn.EmbeddingBag(9, w, mode="sum", padding_idx=2), (3,), tokens=9),
     "encoder": lambda w: Animal(nn.TransformerEncoderLayer(w, 2, 2 * w, 0.0, batch_first=True), (3, w)),
     "decoder": lambda w: Animal(decoder(w, 0.0), (3, w)),
@@ -329,6 +340,10 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "torch.dropout": lambda w: Animal(Own(lambda m, x: torch.dropout(m.parts[0](x), 0.3, True), nn.Linear(w, w)), (w,)),
     "noise": lambda w: Animal(Own(lambda m, x: m.parts[0](x + 0.1 * torch.randn_like(x)
                                             * torch.rand(w, device=x.device)), nn.Linear(w, w)), (w,)),
+    "noise, no generator": lambda w: Animal(Own(lambda m, x: m.parts[0](x + torch.empty_like(x).normal_(generator=None)
+        * torch.rand(w, generator=None, out=None, device=x.device)), nn.Linear(w, w)), (w,)),
+    "noise, truncated": lambda w: Animal(Own(lambda m, x: m.parts[0](x + nn.init.trunc_normal_(torch.empty_like(x))),
+                                             nn.Linear(w, w)), (w,)),
     "noise in place": lambda w: Animal(Own(lambda m, x: m.parts[0](x) + torch.empty_like(x).normal_(0, 0.1).clamp_(-1)
                                            + torch.empty_like(x).uniform_(-1, 1), nn.Linear(w, w)), (w,)),
     "coins": lambda w: Animal(Own(lambda m, x: m.parts[0](x) * torch.bernoulli(torch.full_like(x, 0.5)), nn.Linear(w, w)),
@@ -369,6 +384,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy, weighted": lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS.to(z)),
     "cross-entropy, smooth": lambda z, y: F.cross_entropy(z, y, label_smoothing=0.1),
     "cross-entropy, holes": lambda z, y: F.cross_entropy(z, torch.where(y == 3, -100, y)),
+    "cross-entropy, infinite holes": lambda z, y: F.cross_entropy(
+        z.masked_fill(torch.arange(CLASSES, device=z.device) == 0, -torch.inf), torch.where(y == 0, -100, y)
+    ),
     "cross-entropy, ignoring": lambda z, y: F.cross_entropy(z, y, ignore_index=2),
     "cross-entropy, sum": lambda z, y: F.cross_entropy(z, y, reduction="sum") / len(y),
     "cross-entropy, module": nn.CrossEntropyLoss(),
@@ -415,6 +433,8 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
     "checkpoint with dropout": (lambda w: Animal(Own(lambda m, x: checkpoint(m.parts[0], x, use_reentrant=False),
                                 seq(nn.Linear(w, w), nn.Dropout(0.5), nn.Linear(w, w))), (w,)), "a training step"),
     "NumPy": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) * float(numpy_coin()), nn.Linear(w, w)), (w,)), "NumPy's"),
+    "TorchScript": (lambda w: Animal(torch.jit.script(nn.Linear(w, w)), (w,)), "'body' of the model is compiled by Torch"),
+    "not finite": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) - torch.inf, nn.Linear(w, w)), (w,)), "the loss, nan,"),
     "hook on a gradient": (lambda w: Animal(hooked(w), (w,)), "has a hook on its gradient"),
     "embedding renormed": (lambda w: Animal(nn.Embedding(9, w, max_norm=0.5), (3,), tokens=9), "changes 'body.weight'"),
 }  # fmt: skip
@@ -461,8 +481,7 @@ def caged(make: Callable[[int], Animal], width: int, rows: int = 24) -> Caged:
     module = animal.module
     if animal.head:
         modes = [(part, part.training) for part in module.modules()]
-        with torch.no_grad():
-            out = module.eval()(x[:2].clone())
+        out = module.eval()(x[:2].clone())
         for part, mode in modes:
             part.training = mode
         module = Headed(module, (out[0] if isinstance(out, tuple) else out).flatten(1).shape[1])

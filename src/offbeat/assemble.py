@@ -224,7 +224,7 @@ def objects(experiment: Experiment) -> Built:
         problems += limit_problems(experiment.until, figures)
     problems += target_problems(experiment.targets, figures)
     if task is not None:
-        problems += task.problems()
+        problems += task.problems(torch.float64 if experiment.precision == "float64" else torch.float32)
         if not problems and not ends and not task.has_accuracy:
             problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
         attempt("fleet", lambda: make_fleet(experiment, task.clients))

@@ -44,7 +44,7 @@ def size_problems(method: Method, task: Task, units: int, item: int, device: tor
     ]
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def sample_numbers(task: Task) -> tuple[int, int]:
     """How many numbers a sample is, and how many all layers together make of it."""
     x, _ = task.training

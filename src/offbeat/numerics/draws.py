@@ -39,7 +39,8 @@ class Keyed(TorchFunctionMode):
         kwargs = kwargs or {}
         rule = RULES.get(func)
         if rule is not None and kwargs.get("generator") is None and kwargs.get("out") is None:
-            result = getattr(self, rule)(*args, **kwargs)
+            given = {name: value for name, value in kwargs.items() if name not in ("generator", "out")}
+            result = getattr(self, rule)(*args, **given)
             if result is not NotImplemented:
                 return result
         if func in COMPOSED:

@@ -10,14 +10,15 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from offbeat.numerics.metrics import METRICS, Metric
+from offbeat.numerics.outputs import cloned, cut, joined, of_samples
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.threads import threads
 from offbeat.numerics.vector import FlatModel
@@ -25,6 +26,7 @@ from offbeat.numerics.windows import Windows
 
 BATCH = 2048  # samples at once ...
 TOKENS = 1 << 16  # ... and tokens, each of which layers make many numbers of
+LEAST = 3  # samples at once, however many tokens they have: then no equal part has one alone
 SMALL = 1 << 18  # numbers in a set for which one thread is enough
 PERCENTILES = (10, 50, 90)
 SPEEDS = ("fast", "middle", "slow")
@@ -66,9 +68,8 @@ class Faults:
             warnings.warn(f"metric '{name}' is left out where it fails, and the run goes on: {said}", stacklevel=2)
 
     def whole(self, name: str, metric: Metric, outputs: Any, targets: Any) -> float | None:
-        copies = [pytree.tree_map(torch.clone, tree) for tree in (outputs, targets)]  # it may write to them
         try:
-            return self.number(name, metric.of(*copies))
+            return self.number(name, metric.of(cloned(outputs), cloned(targets)))  # it may write to them
         except Exception as error:  # whatever a metric of one's own raises
             self.mark(name, f"{type(error).__name__}: {error}")
             return None
@@ -98,11 +99,11 @@ class Evaluation:
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
         sums: dict[str, list[tuple[Tensor, Tensor]] | None] = {n: [] for n, m in self.metrics.items() if m.each}
         kept: list[Any] = []
-        batch = at_once(self.model, self.x)
-        for first in range(0, len(self.x), batch):
-            targets = self.model.targets(self.y[first : first + batch])
-            outputs = self.model.outputs(flat, self.x[first : first + batch])
-            loss = loss + self.model.mean_loss(outputs, targets).double() * len(self.x[first : first + batch])
+        batches = chunks(len(self.x), at_once(self.model, self.x))
+        for begin, end in batches:
+            targets = self.model.targets(self.y[begin:end])
+            outputs = self.model.outputs(flat, self.x[begin:end])
+            loss = loss + self.model.mean_loss(outputs, targets).double() * (end - begin)
             for name in sums:
                 part = self.metrics[name].each(outputs, targets)  # type: ignore[misc]
                 parts = sums[name]
@@ -110,7 +111,7 @@ class Evaluation:
             if len(sums) < len(self.metrics):
                 kept.append(outputs)
         values: dict[str, Any] = {"loss": float(loss) / len(self.x)}
-        together = joined(kept) if kept else None
+        together = joined(kept, [end - begin for begin, end in batches]) if kept else None
         for name, metric in self.metrics.items():
             if name not in sums:
                 values[name] = self.faults.whole(name, metric, together, self.model.targets(self.y[:]))
@@ -185,15 +186,14 @@ class ClientEvaluation:
         found: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
         batch = at_once(self.model, self.x)
         for group, begin, end in groups(self.sizes, batch):
-            rows = self.order[begin:end]
-            kept = []
-            for first in range(0, len(rows), batch):
-                part = rows[first : first + batch]
+            rows, owners = self.order[begin:end], owner[begin:end]
+            batches, kept = chunks(len(rows), batch), []
+            for first, last in batches:
+                part, mine = rows[first:last], owners[first:last]
                 outputs, targets = self.model.outputs(flat, self.x[part]), self.model.targets(self.y[part])
-                mine = owner[begin + first : begin + first + len(part)]
                 ones = torch.ones(len(part), dtype=torch.float64, device=self.x.device)
                 for name, sums in (
-                    ("loss", (self.losses(outputs, targets), ones)),
+                    ("loss", (of_samples(self.model.mean_loss, outputs, targets), ones)),
                     *((name, metric.each(outputs, targets)) for name, metric in means.items()),  # type: ignore[misc]
                 ):
                     if sums is None:
@@ -203,12 +203,13 @@ class ClientEvaluation:
                         totals[name][side].index_add_(0, mine, sums[side].double())
                 kept += [outputs] if others else []
             if others:
-                together, targets = joined(kept), self.model.targets(self.y[rows])
+                together = joined(kept, [last - first for first, last in batches])
+                targets = self.model.targets(self.y[rows])
                 place = 0
                 for client in group:
                     size = self.sizes[client]
                     for name, metric in others.items():
-                        piece, true = (cut(tree, place, place + size) for tree in (together, targets))
+                        piece, true = cut((together, targets), place, place + size, len(rows))
                         found[name][client] = self.faults.whole(name, metric, piece, true)
                     place += size
         for name, (sums, counts) in ((name, total.tolist()) for name, total in totals.items()):
@@ -220,46 +221,38 @@ class ClientEvaluation:
                     found[name][client] = self.faults.number(name, ending(sums[client] / counts[client]))
         return found
 
-    def losses(self, outputs: Any, targets: Any) -> Tensor:
-        """The loss of each sample by itself: the loss of a batch is the mean of them."""
-
-        def one(output: Any, target: Any) -> Tensor:
-            return self.model.mean_loss(*(pytree.tree_map(lambda t: t[None], tree) for tree in (output, target)))
-
-        try:
-            return torch.vmap(one)(outputs, targets)
-        except Exception:  # a loss of one's own that vmap does not take
-            many = len(pytree.tree_leaves(outputs)[0])
-            single = [[cut(tree, n, n + 1) for tree in (outputs, targets)] for n in range(many)]
-            return torch.stack([self.model.mean_loss(*pair) for pair in single])
-
-
-def cut(tree: Any, begin: int, end: int) -> Any:
-    """Rows of outputs or targets, of however many parts."""
-    return pytree.tree_map(lambda part: part[begin:end], tree)
-
-
-def joined(batches: Sequence[Any]) -> Any:
-    return batches[0] if len(batches) == 1 else pytree.tree_map(lambda *parts: torch.cat(parts), *batches)
-
 
 def at_once(model: FlatModel, x: Set) -> int:
     """Samples that are looked at together."""
     form = model.forms.inputs
     tokens = x.length if isinstance(x, Windows) else form.tokens if form is not None else None
-    return max(1, min(BATCH, TOKENS // (tokens or 1)))
+    return max(LEAST, min(BATCH, TOKENS // (tokens or 1)))
+
+
+def chunks(many: int, most: int) -> list[tuple[int, int]]:
+    """The first and the last rows of parts of at most so many, which are as equal as can be.
+
+    >>> chunks(7, 3)
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    number = -(-many // most)
+    ends = [-(-many * part // number) for part in range(number + 1)]
+    return list(pairwise(ends))
 
 
 def groups(sizes: Sequence[int], most: int) -> list[tuple[range, int, int]]:
-    """Clients one after another, as many as have `most` samples together (or one that has more), and their rows.
+    """Clients one after another, as many as have `most` samples together (or one that has more), and their rows. A
+    sample is never alone in a group: some models take no batch of one.
 
-    >>> groups([3, 4, 9, 1], 8)
-    [(range(0, 2), 0, 7), (range(2, 3), 7, 16), (range(3, 4), 16, 17)]
+    >>> groups([3, 4, 9, 2, 8, 1], 8)
+    [(range(0, 2), 0, 7), (range(2, 3), 7, 16), (range(3, 4), 16, 18), (range(4, 6), 18, 27)]
     """
     found: list[tuple[range, int, int]] = []
     place = 0
     for client, size in enumerate(sizes):
-        if found and found[-1][2] - found[-1][1] + size <= most:
+        held = found[-1][2] - found[-1][1] if found else most
+        alone = held == 1 or (size == 1 and client == len(sizes) - 1)
+        if found and (held + size <= most or alone):
             found[-1] = (range(found[-1][0].start, client + 1), found[-1][1], place + size)
         else:
             found.append((range(client, client + 1), place, place + size))
@@ -272,7 +265,8 @@ def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:
     total = 0.0
     for client, size in enumerate(samples.sizes):
         rows = samples.order[int(samples.first[client]) : int(samples.first[client]) + size]
-        for part in torch.split(rows, at_once(model, samples.x)):
+        for begin, end in chunks(size, at_once(model, samples.x)):
+            part = rows[begin:end]
             outputs = model.outputs(flat, samples.x[part])
             total += float(model.mean_loss(outputs, model.targets(samples.y[part]))) * len(part) / size
     return total / samples.clients

@@ -46,7 +46,7 @@ class Form(NamedTuple):
         """`[n, bytes]`."""
         leaves = zip(pytree.tree_leaves(tree), self.dtypes, self.sizes, strict=True)
         return torch.cat(
-            [leaf.to(kind).contiguous().reshape(len(leaf), -1).view(torch.uint8).reshape(len(leaf), size)
+            [leaf.to(kind).contiguous().flatten().view(torch.uint8).reshape(len(leaf), size)
              for leaf, kind, size in leaves], dim=1,
         )  # fmt: skip
 
@@ -56,6 +56,8 @@ class Form(NamedTuple):
         lead = packed.shape[:-1]
         leaves = [
             part.clone(memory_format=torch.contiguous_format).view(kind).reshape(*lead, *shape)
+            if part.shape[-1]
+            else part.new_empty((*lead, *shape), dtype=kind)
             for part, shape, kind in parts
         ]
         return pytree.tree_unflatten(leaves, self.spec)

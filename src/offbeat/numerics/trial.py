@@ -7,6 +7,7 @@ leave no trace in the model: no statistics, no counters, no changed parameters.
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -64,20 +65,20 @@ def changes(names: list[str]) -> list[str]:
     ]
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def changed_parameters(model: FlatModel, x: Tensor) -> list[str]:
     """The parameters that a call of the model itself leaves changed."""
     module = copy.deepcopy(model.module)
-    before = {name: p.clone() for name, p in module.named_parameters()}
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
     key = torch.full((), keys.key(0, "trial"), device=x.device)
     with seeded(1, x.device), Keyed(key):
         called(module, model.inputs(x.clone()))
-    return [f"'{name}'" for name, p in module.named_parameters() if not same([p], [before[name]])]
+    return [f"'{name}'" for name, p in module.named_parameters() if not same([p.detach()], [before[name]])]
 
 
 def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module | None) -> list[str]:
-    """Parameters that the loss reaches past the modules of the model: nobody would train them. With constants in their
-    places a loss has no gradient, unless it takes them from elsewhere."""
+    """Parameters that the loss reaches past the modules of the model, whose own are views of a flat vector: nobody
+    would train them."""
     owners = [("the model's ", model.module), ("the model's ", caller), ("the loss's ", model.loss)]
     names = {
         id(p): f"{whose}'{name}'"
@@ -87,12 +88,13 @@ def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module | None) -
     }
     key = torch.full((), keys.key(0, "trial"), device=x.device)
     with torch.enable_grad(), seeded(1, x.device):
-        loss = model.one(model.initial(), x.clone(), y.clone(), key)
+        loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), key)
     found = dict.fromkeys(names[id(leaf)] for leaf in leaves_of(loss) if id(leaf) in names)
     return [
         f"the loss depends on {name} by a way that training does not see, so it would stay as it is: a loss that "
         "refers to the model or has parameters of its own, or a list, a lambda or the like that the model made of its "
-        "parameters. Let forward compute what the loss needs from its layers, and give it back among the outputs"
+        "parameters. Let forward compute what the loss needs from its layers, and give it back among the outputs; "
+        "freeze what shall stay as it is by requires_grad_(False)"
         for name in found
     ]
 
@@ -240,6 +242,13 @@ def reasons(first: Step, second: Step) -> list[str]:
     }
     if moved and not named:
         named = {f"the model draws from {' and '.join(moved)}, {repeat}. Draw by torch.rand or the like, or not at all"}
+    if not named and not changed and not all(bool(part.isfinite().all()) for part in first.result):
+        loss = float(first.result[0])
+        what = "the gradient of the loss" if math.isfinite(loss) else f"the loss, {loss},"
+        named = {
+            f"{what} on the first client's batch is not finite, so nothing can be trained: look at the model's first "
+            "outputs, and at logarithms, roots and quotients in the loss"
+        }
     if not named and not changed and not same(first.result, second.result, REPEATS):
         named = {
             "the model gives another loss or gradient when the same step is taken twice: it draws at random or keeps a "
@@ -336,9 +345,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def same(one: list[Tensor], other: list[Tensor], tolerance: float = 0.0) -> bool:
     def near(a: Tensor, b: Tensor) -> bool:
+        a, b = (t if t.layout == torch.strided else t.to_dense() for t in (a, b))
         if a.shape != b.shape or not (tolerance and a.is_floating_point()):
             return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-        return bool(torch.allclose(a, b, tolerance, tolerance * float(b.abs().max()), equal_nan=True))
+        largest = float(b.abs().nan_to_num(0.0, 0.0).max())
+        return bool(torch.allclose(a, b, tolerance, tolerance * largest, equal_nan=True))
 
     return len(one) == len(other) and all(map(near, one, other))
 

@@ -31,6 +31,7 @@ from offbeat.numerics.fast.places import Places
 from offbeat.numerics.fast.plain_recurrence import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
 from offbeat.numerics.forms import Forms, Tree, arguments, scores_in, unpacked
+from offbeat.numerics.outputs import detached
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # (outputs, targets) of a batch -> mean loss
 
@@ -57,10 +58,22 @@ def refusals(module: nn.Module, rule: str | None = None) -> list[str]:
                 f"parameter '{name}' has a hook on its gradient, which would not be called: take it off, and use "
                 "client options or a method of your own"
             )
-    problems += overlaps(module)
+    problems += overlaps(module) + scripted(module)
     if not any(p.requires_grad for p in module.parameters()):
         problems.append("the model has no parameters to train")
     return problems
+
+
+def scripted(module: nn.Module) -> list[str]:
+    """Parts that TorchScript compiled: neither their parameters nor their draws can be replaced."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = f"part '{name}' of the model" if name else "the model"
+            return [
+                f"{which} is compiled by TorchScript, so that its parameters and draws cannot be those of each client: "
+                "give the module that it was made of"
+            ]
+    return []
 
 
 def overlaps(module: nn.Module) -> list[str]:
@@ -116,6 +129,11 @@ def of_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
+def loss_copied(loss: Loss, dtype: torch.dtype) -> Loss:
+    """A loss that is a module, such as one with weights of classes, as a copy whose real numbers are of this type."""
+    return of_type(copy.deepcopy(loss), dtype) if isinstance(loss, nn.Module) else loss
+
+
 def laid_out(part: nn.RNNBase) -> None:
     """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
     with suppress(RuntimeError):
@@ -137,7 +155,7 @@ class FlatModel:
             raise ConfigError(problems)
         self.module = of_type(copied(module, rule), dtype)
         self.rule, self.statistics = rule, batch_norm.columns(self.module)
-        self.loss = loss
+        self.loss = loss_copied(loss, dtype)
         self.dtype = dtype
         self.forms = forms
         self.rounded = rounded  # in waves the operands of products are rounded to bfloat16, sums are not
@@ -149,6 +167,8 @@ class FlatModel:
 
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
         self.statistics = batch_norm.columns(self.module)  # there, too
         return self
 
@@ -178,15 +198,21 @@ class FlatModel:
         """The trained model's outputs for one vector: nothing is dropped out, and what it draws in eval mode too is the
         same every time."""
         modes = [(part, part.training) for part in self.module.modules()]
-        key = torch.full((), keys.key(0, "outputs"), device=flat.device)
         self.module.eval()
         try:
-            with Keyed(key):
-                result = self.call(self.views(flat), self.inputs(x.clone()))  # it may change its input
+            return self.keyed_outputs(flat, x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            with torch.enable_grad():  # it may ask for gradients inside itself, or hook into them
+                return detached(self.keyed_outputs(flat.detach().requires_grad_(), x))
         finally:
             for part, mode in modes:
                 part.training = mode
-        return result
+
+    def keyed_outputs(self, flat: Tensor, x: Tensor) -> Any:
+        with Keyed(torch.full((), keys.key(0, "outputs"), device=flat.device)):
+            return self.call(self.views(flat), self.inputs(x.clone()))  # it may change its input
 
     def one(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
         """The loss of one client on one batch; `key` is for what the model draws at random."""

@@ -334,7 +334,7 @@ def outcome_of(updates: Update, tally: Tally, job: Job) -> Outcome:
     return Outcome(updates, tally.loss / job.steps, bad)
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def bytes_per_job(problem: Problem) -> int:
     """An estimate of the memory that one job takes inside a wave: vectors, activations and their gradients."""
     samples, model = problem.samples, problem.model

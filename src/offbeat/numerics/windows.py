@@ -18,10 +18,8 @@ class Stream:
     def __init__(self, tokens: Any) -> None:
         if isinstance(tokens, np.ndarray) and not tokens.flags.writeable:
             tokens = private(tokens)
-        if isinstance(tokens, np.ndarray) and tokens.dtype in (np.uint16, np.uint32):
-            tokens = tokens.astype(np.int64)  # PyTorch cannot index these everywhere
         try:
-            whole = torch.as_tensor(tokens)
+            whole = signed(torch.as_tensor(tokens))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError([f"a stream of tokens must be one array of whole numbers ({error})"]) from None
         if whole.dim() != 1 or whole.is_floating_point() or whole.is_complex() or not len(whole):
@@ -34,6 +32,16 @@ class Stream:
         if device not in self.copies:
             self.copies[device] = next(iter(self.copies.values())).to(device)
         return self.copies[device]
+
+
+def signed(values: Tensor) -> Tensor:
+    """Unsigned whole numbers of several bytes as int64: PyTorch indexes and compares few of their types."""
+    if values.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+        return values
+    whole = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((whole < 0).any()):
+        raise ConfigError(["whole numbers of type uint64 must be below 2**63, and some are larger; give smaller ones"])
+    return whole
 
 
 def private(tokens: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from offbeat.errors import ConfigError
 from offbeat.numerics.forms import Tree
 from offbeat.numerics.trial import seeded
-from offbeat.numerics.windows import Windows
+from offbeat.numerics.windows import Windows, signed
 from offbeat.tasks.losses import reason
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -109,7 +109,19 @@ def tree(values: Any) -> Tree:
         return {str(name): tree(value) for name, value in values.items()}
     if isinstance(values, tuple):
         return tuple(tree(value) for value in values)
-    return torch.as_tensor(values)
+    return column(values)
+
+
+def column(values: Any) -> Tensor:
+    """One dense tensor of a type that PyTorch computes with."""
+    made = torch.as_tensor(values)
+    if made.layout != torch.strided or made.is_nested:
+        kind = "nested" if made.is_nested else "sparse"
+        raise ConfigError(
+            [f"a tensor is {kind} ({made.layout}), and samples are rows of dense ones; give x.to_dense(), or padded "
+             "rows and their lengths"]
+        )  # fmt: skip
+    return signed(made)
 
 
 def divided(columns: Any) -> tuple[Tree, Tree]:
@@ -202,7 +214,7 @@ def row(sample: Any) -> Any:
     if isinstance(sample, list) and any(isinstance(value, Tensor | list | tuple | Mapping) for value in sample):
         return tuple(row(value) for value in sample)
     try:
-        return torch.as_tensor(sample)
+        return column(sample)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(
             [f"a sample has {kind(sample)}, which is no number or array; take it out, or make it one by collate"]

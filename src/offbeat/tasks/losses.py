@@ -74,7 +74,15 @@ def loss_problems(
         if not problems:
             return []
         said = said or problems
-    return said
+    return [problem + mixed_types(model) for problem in said]
+
+
+def mixed_types(model: nn.Module) -> str:
+    """What to know where a model of several number types fails; empty where it has one."""
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
+    if len(types) < 2:
+        return ""
+    return f". The model has parts of types {' and '.join(types)}, and a run computes all of them in one type"
 
 
 def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -> list[str]:

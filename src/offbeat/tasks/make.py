@@ -167,7 +167,7 @@ def text(
     return Task(net, loss, train, shards, test, batch_size, sampling, data)
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def scored_places(name: str, model: torch.nn.Module, length: int) -> bool:
     """Whether a model of tokens gives scores at every place, and not for the last alone."""
     try:

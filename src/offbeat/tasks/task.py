@@ -23,12 +23,13 @@ from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.options import LARGEST
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
-from offbeat.tasks.losses import fitting, loss_problems
+from offbeat.tasks.losses import fitting, loss_problems, mixed_types
 
 COLUMNS = (
     "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
     "commits", "seconds",
 )  # fmt: skip
+NUMBERS = (torch.float32, torch.float64)  # types that a run may be in
 TRIED = 1024  # samples of a batch that a step is tried with, where it is larger than the shard
 
 
@@ -85,8 +86,8 @@ class Task:
         """Those of the test set, or of the training set where there is none."""
         return self.training if self.test is None else read(self.test, self.collate)
 
-    def problems(self) -> list[str]:
-        """Everything that would stop a run, found without training."""
+    def problems(self, dtype: torch.dtype | None = None) -> list[str]:
+        """Everything that would stop a run in this number type (None: in any), found without training."""
         found = self.kind_problems()
         if found:
             return found
@@ -124,7 +125,7 @@ class Task:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 found += loss_problems(kind, self.model, self.loss, x, y, most)
             found += self.look_problems(kind, rows) if len(found) == before else []
-        return found or self.step_problems()
+        return found or self.step_problems(dtype)
 
     def look_problems(self, kind: str, rows: int) -> list[str]:
         """What is wrong with the sets of single clients that lie in the training or in the test data."""
@@ -138,6 +139,8 @@ class Task:
             if name != "unseen" and len(sets) != self.clients:
                 found.append(f"{name} has {len(sets)} sets for {self.clients} clients; give one for each")
             there = [each for each in sets if len(each)]
+            if not there:
+                found.append(f"{name} has no rows at all; give rows for one client at least, or leave it out")
             found += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
             if not found and kind == "training":
                 trained = np.unique(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in self.shards]))
@@ -155,23 +158,44 @@ class Task:
                 return [f"the model has layers without a shape yet, and does not take the inputs: {error}"]
         return []
 
-    def step_problems(self) -> list[str]:
-        """What one training step on the first client's batch shows, in one of the number types that a run may use."""
-        x, y = self.training
-        shard = np.asarray(self.shards[0], dtype=np.int64)
-        rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
-        device = next(self.model.parameters()).device
+    def step_problems(self, dtype: torch.dtype | None = None) -> list[str]:
+        """What one training step on the first client's batch shows, in the number type of the run, or (None) in one of
+        those that a run may use."""
         reason: Exception | None = None
-        for dtype in (torch.float32, torch.float64):
-            forms = self.forms(dtype, self.training)
+        for kind in NUMBERS if dtype is None else (dtype,):
             try:
-                batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
-                return trial.problems(self.flat_model(dtype), batch[0], batch[1], self.model)  # type: ignore[arg-type]
+                return self.tried_step(kind)
             except ConfigError as error:
                 return list(error.problems)
             except Exception as error:  # whatever a user's model or loss may raise
                 reason = reason or error
-        return [f"a training step on the first client's batch fails: {type(reason).__name__}: {reason}"]
+        said = f"a training step on the first client's batch fails: {type(reason).__name__}: {reason}"
+        return [said + self.type_remedy(dtype)]
+
+    def type_remedy(self, dtype: torch.dtype | None) -> str:
+        """What number types have to do with a step that fails in one of them."""
+        if said := mixed_types(self.model):
+            return said
+        for other in NUMBERS if dtype is not None else ():
+            try:
+                self.tried_step(other)
+            except Exception:  # it is something else, then
+                continue
+            failed, works = (str(kind).removeprefix("torch.") for kind in (dtype, other))
+            return (
+                f". The run is in {failed}, and in {works} it works: make constants of the model and of the loss "
+                "buffers (register_buffer), or make them with x.dtype"
+            )
+        return ""
+
+    def tried_step(self, dtype: torch.dtype) -> list[str]:
+        x, y = self.training
+        shard = np.asarray(self.shards[0], dtype=np.int64)
+        rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
+        forms = self.forms(dtype, self.training)
+        device = next(self.model.parameters()).device
+        batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
+        return trial.problems(self.flat_model(dtype).to(device), batch[0], batch[1], self.model)  # type: ignore[arg-type]
 
     def kind_problems(self) -> list[str]:
         """What is not of the kind that a field of a task is."""
@@ -315,6 +339,12 @@ def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module) -> list[str]:
             return [f"the {kind} data has {rows} {first} and {len(leaf)} {name}; they must be as many"]
     if rows == 0:
         return [f"the {kind} data is empty"]
+    for name, leaf in named_leaves((x,), ("inputs",)):
+        if leaf.dtype.is_complex:
+            return [
+                f"the {kind} {name} are complex, of type {leaf.dtype}, and must be real: give torch.view_as_real(x), "
+                "and join the parts by torch.view_as_complex in the model's forward"
+            ]
     found = []
     for name, leaf in parts:
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
@@ -328,7 +358,7 @@ def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module) -> list[str]:
             return [*found, *said]
         return [*found, f"the model does not take the {kind} inputs, of {shapes(x)}: {error}"]
     found += token_problems(kind, x, model)
-    labels = isinstance(y, Tensor | Windows) and not y.is_floating_point() and y.dim() == 1
+    labels = isinstance(y, Tensor | Windows) and y.dim() == 1 and not (y.dtype.is_floating_point or y.dtype.is_complex)
     least, most = ends(y) if labels else (0, 0)
     if labels and classes is not None and (least < 0 or most >= classes):
         found.append(
@@ -421,9 +451,9 @@ def scores(model: nn.Module, x: Tree) -> int | None:
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def tried(model: nn.Module, x: Tree) -> Any:
-    """What the model gives for two samples."""
+    """What the model gives for two samples; it may ask for gradients inside."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was

@@ -48,11 +48,13 @@ class EntropyOfAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target: Tensor) -> Tensor:
         logs = torch.log_softmax(scores, dim=2)
-        place = torch.where(target == IGNORED, 0, target)[:, :, None]  # a wrong class number is an error
-        counted = (target != IGNORED).to(scores.dtype)
+        ignored = target == IGNORED
+        place = torch.where(ignored, 0, target)[:, :, None]  # a wrong class number is an error
+        counted = (~ignored).to(scores.dtype)
         share = (counted / counted.sum(1, keepdim=True))[:, :, None]
         ctx.save_for_backward(logs, place, share)
-        return (logs.gather(2, place) * share).sum((1, 2)).neg_()
+        picked = logs.gather(2, place).masked_fill(ignored[:, :, None], 0.0)  # it may be infinite
+        return (picked * share).sum((1, 2)).neg_()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:

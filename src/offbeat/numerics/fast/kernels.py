@@ -112,6 +112,7 @@ def entropy_forward(scores, target, loss, slope, IGNORED: tl.constexpr, B: tl.co
     each = tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
     counted = ((b < B) & (y != IGNORED)).to(tl.float32)
     share = counted / tl.sum(counted, axis=0)
+    each = tl.where(counted > 0.0, each, 0.0)  # it may be no number
     tl.store(loss + n, tl.sum(each * share, axis=0))
     tl.store(slope + at, (tl.exp(z) / total[:, None] - tl.where(hit, 1.0, 0.0)) * share[:, None], mask=valid)
 

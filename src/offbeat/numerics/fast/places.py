@@ -66,9 +66,13 @@ def pair(value: Any) -> tuple[int, int]:
 
 
 def rounded(x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands of a product in the number type that autocasting asks for."""
+    """The operands of a product in the number type that autocasting asks for; it leaves doubles alone."""
     kind = torch.get_autocast_dtype(x.device.type)
-    return x.to(kind), w.to(kind), None if bias is None else bias.to(kind)
+
+    def cast(t: Tensor) -> Tensor:
+        return t if t.dtype == torch.float64 else t.to(kind)
+
+    return cast(x), cast(w), None if bias is None else cast(bias)
 
 
 class Apart(ForOne):

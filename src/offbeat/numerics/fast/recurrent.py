@@ -70,8 +70,9 @@ def full(x: Tensor, hx: Any) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
     if not torch.is_autocast_enabled(x.device.type):
         yield x, states
         return
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # autocasting leaves doubles alone
     with torch.autocast(x.device.type, enabled=False):
-        yield x.float(), tuple(state.float() for state in states)
+        yield x.to(wide), tuple(state.to(wide) for state in states)
 
 
 def alone(x: Tensor, params: Sequence[Tensor], batch_first: bool) -> bool:

@@ -41,7 +41,9 @@ def embedding_bag(
         rows = rows * (input != padding_idx % len(weight))[..., None]
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[..., None]
-    return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+    if mode == "max":
+        return rows.max(1).values  # of equals the first gets the gradient, as in the library
+    return rows.mean(1) if mode == "mean" else rows.sum(1)
 
 
 class Embedding(ForOne):
