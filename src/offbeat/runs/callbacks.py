@@ -6,6 +6,7 @@ the run, which goes on. `state` goes into every checkpoint, and `restore` gets i
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from offbeat import registry
-from offbeat.errors import Diverging, Interrupted
+from offbeat.errors import ConfigError, Diverging, Interrupted, shown
 from offbeat.runs.account import Account
 from offbeat.runs.target import Figure
 
@@ -150,6 +151,7 @@ class Callbacks:
             with self.guarded(callback):
                 state, name = callback.state(), f"{number} {type(callback).__name__}"
                 plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+                json.dumps(plain)  # raises where the checkpoint could not have it
                 if state:
                     facts[name] = plain
                 for key, value in state.items():
@@ -194,6 +196,8 @@ class EarlyStopping(Callback):
     """Stops when a metric has not become better for `patience` evaluations; None: the accuracy, else the loss."""
 
     def __init__(self, metric: str | None = None, patience: int = 10, least: float = 0.0) -> None:
+        if not patience >= 1:
+            raise ConfigError([f"early-stopping: patience = {shown(patience)}; it must be 1 evaluation or more"])
         self.metric, self.patience, self.least = metric, patience, least
         self.best: float | None = None
         self.waited = 0
@@ -257,6 +261,8 @@ class TimeLimit(Callback):
     """Stops after so many minutes of real time; a run that is resumed has them anew."""
 
     def __init__(self, minutes: float) -> None:
+        if not minutes > 0:
+            raise ConfigError([f"time-limit: minutes = {shown(minutes)}; it must be a positive number"])
         self.minutes = minutes
         self.start = 0.0
 
