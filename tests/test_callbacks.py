@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from experiments import killed_after
 from offbeat import Callback, ConfigError, resume, run
-from offbeat.runs.callbacks import EarlyStopping, KeepBest, TimeLimit
+from offbeat.runs.callbacks import Callbacks, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.watchers import made
 from test_metrics import error, experiment, small
 
@@ -235,6 +235,13 @@ def test_a_state_that_cannot_be_written_leaves_its_callback_out(tmp_path):
         outcome = run(experiment(small()), tmp_path, callbacks=[Collector()])
     assert "Collector" in outcome.callback_faults
     assert outcome.model.keys() == run(experiment(small())).model.keys()
+
+
+def test_a_callback_that_is_left_out_takes_nobodys_place():
+    callbacks = Callbacks([Collector(), EarlyStopping()])
+    with pytest.warns(UserWarning, match="Collector failed"):
+        callbacks.state()
+    assert list(callbacks.state()[1]) == ["1 EarlyStopping"]
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ def test_a_table_takes_a_target_that_no_config_named(home):
     made = json.loads(offbeat("table", home, "--target", "0.05", "--json"))
     assert made["columns"][-1] == "s to 0.05"
     assert all("reached" not in row[-1] for row in made["rows"])
+    assert [len(results) for results in made["runs"].values()] == [2, 2]  # with every figure as a number
+    assert all(result["reached"]["0.05"]["commit"] >= 0 for result in made["runs"]["fedbuff"])
     assert all(row[-1] == "0.0" for row in json.loads(offbeat("table", home, "--target", "loss 99", "--json"))["rows"])
 
 
@@ -140,7 +142,15 @@ def test_a_mistyped_key_matches_no_run(home):
         with pytest.raises(ConfigError, match=r"--where: unknown figure '.*': did you mean '"):
             offbeat("runs", home, "--where", text, "--remove", "--yes")
     assert len(shelf.find_runs(home)) == 4
-    for text in ("method.buffer_size=3", "state=done", "accuracy>=0", "staleness.mean>=0", "diverging!=1", "loss>0"):
+    for text in (
+        "method.buffer_size=3",
+        "state=done",
+        "accuracy>=0",
+        "staleness.mean>=0",
+        "metrics.loss.final>0",
+        "diverging!=1",
+        "loss>0",
+    ):
         assert json.loads(offbeat("runs", home, "--where", text, "--json"))
 
 

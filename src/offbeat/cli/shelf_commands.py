@@ -135,7 +135,7 @@ def table(
     results = {label: [run.reaching(target) for run in group] for label, group in groups.items()}
     made = report.comparison_table(results, target)
     if as_json:
-        show_json({"columns": made.columns, "rows": made.rows, "notes": remarks})
+        show_json({"columns": made.columns, "rows": made.rows, "notes": remarks, "runs": results})
         return
     if form == "text":
         tasks = sorted({f"{group[0].value('task')} on {group[0].value('fleet')}" for group in groups.values()})

@@ -121,6 +121,10 @@ class Callbacks:
     each: list[Callback]
     faults: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # A checkpoint knows them by the place they had at first, whoever was left out meanwhile.
+        self.names = {id(callback): f"{n} {type(callback).__name__}" for n, callback in enumerate(self.each)}
+
     def tell(self, moment: str, *given: Any) -> str | None:
         """Tell all of them; the first reason to stop that one gives."""
         reason: str | None = None
@@ -147,9 +151,9 @@ class Callbacks:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors: dict[str, torch.Tensor] = {}
         facts: dict[str, Any] = {}
-        for number, callback in enumerate(list(self.each)):
+        for callback in list(self.each):
             with self.guarded(callback):
-                state, name = callback.state(), f"{number} {type(callback).__name__}"
+                state, name = callback.state(), self.names[id(callback)]
                 plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
                 json.dumps(plain)  # raises where the checkpoint could not have it
                 if state:
@@ -160,8 +164,8 @@ class Callbacks:
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-        for number, callback in enumerate(list(self.each)):
-            name = f"{number} {type(callback).__name__}"
+        for callback in list(self.each):
+            name = self.names[id(callback)]
             if name in facts:
                 head = f"callback/{name}/"
                 own = {key.removeprefix(head): value for key, value in tensors.items() if key.startswith(head)}

@@ -18,7 +18,7 @@ from offbeat.runs.lock import LOCK, Lock
 from offbeat.runs.manifest import NAME, Manifest, read_manifest
 from offbeat.runs.outcome import reaching
 from offbeat.runs.stored import Stored, read_metrics
-from offbeat.runs.target import LIMITS, target_key, target_of
+from offbeat.runs.target import LIMITS, plain_name, target_key, target_of
 
 DEEPEST = 4  # folders inside one another that are looked through
 CONDITION = re.compile(r"\s*([\w.\- ]+?)\s*(>=|<=|!=|=|>|<)\s*(.+?)\s*")
@@ -81,12 +81,8 @@ class Shelved:
     @property
     def names(self) -> set[str]:
         """What `value` may be asked for; keys of inner tables as table.key."""
-        tables = (self.result, self.config)
-        names = {"state", *self.result.get("metrics", {}), *(name for table in tables for name in table)}
-        inner = {
-            f"{name}.{key}" for table in tables for name, v in table.items() if isinstance(v, Mapping) for key in v
-        }
-        return names | inner | {name.removesuffix("_final") for name in names}
+        names = {"state", *self.result.get("metrics", {}), *dotted(self.result), *dotted(self.config)}
+        return names | {name.removesuffix("_final") for name in names}
 
     def value(self, name: str) -> Any:
         """A figure of the result, a metric's last value, a key of the config, or the state, by name; None: no such."""
@@ -101,6 +97,18 @@ class Shelved:
             if value is not None:
                 return value.get("name", value) if isinstance(value, Mapping) else value
         return self.result.get(f"{name}_final")
+
+
+def dotted(table: Mapping[str, Any], head: str = "") -> Iterator[str]:
+    """The keys of a table and of those inside it.
+
+    >>> list(dotted({"seed": 1, "method": {"name": "fedbuff"}}))
+    ['seed', 'method', 'method.name']
+    """
+    for name, value in table.items():
+        yield f"{head}{name}"
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{head}{name}.")
 
 
 def find_runs(folder: Path) -> list[Shelved]:
@@ -157,7 +165,7 @@ def chosen(runs: Sequence[Shelved], conditions: Sequence[str]) -> list[Shelved]:
 
 def known_names(runs: Sequence[Shelved]) -> set[str]:
     """What runs can be chosen and sorted by, though none of them may have ended."""
-    return {*LIMITS}.union(*(run.names for run in runs))
+    return {plain_name(name) for name in LIMITS}.union(*(run.names for run in runs))
 
 
 def unlike(name: str, known: set[str]) -> str:
@@ -237,7 +245,7 @@ def distinct(groups: Mapping[str, Sequence[Shelved]]) -> tuple[dict[str, list[Sh
     cut = [str(run.path) for group in kept.values() for run in group if run.state == "interrupted"]
     if cut:
         many = "1 run was" if len(cut) == 1 else f"{len(cut)} runs were"
-        notes.append(f"{many} interrupted, so that the figures are not those of its end: {', '.join(cut)}")
+        notes.append(f"{many} interrupted (`offbeat resume` goes on): {', '.join(cut)}")
     return kept, notes
 
 
