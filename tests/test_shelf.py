@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from offbeat import ConfigError, Experiment, OffbeatError, compare, run
 from offbeat.cli import app
-from offbeat.errors import StorageError
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Start
 from offbeat.runs import curves, shelf
 from offbeat.runs.disk import mark_of
@@ -173,7 +172,7 @@ def test_edited_files_are_not_shown_as_genuine(home, tmp_path, file, old, new, s
     assert old in text
     (place / file).write_text(text.replace(old, new))
     for command in ("show", "table", "plot"):
-        with pytest.raises(StorageError, match=said):
+        with pytest.raises(OffbeatError, match=said):
             offbeat(command, place)
     assert [line["state"] for line in json.loads(offbeat("runs", place, "--json"))] == ["damaged"]
 

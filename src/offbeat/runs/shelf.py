@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import toml
-from offbeat.errors import ConfigError, OffbeatError, StorageError, shown, unknown
+from offbeat.errors import ConfigError, OffbeatError, shown, unknown
 from offbeat.runs.folder import clear, refuse_links
 from offbeat.runs.lock import LOCK, Lock
 from offbeat.runs.manifest import NAME, Manifest, read_manifest
@@ -36,13 +36,16 @@ class Shelved:
         return toml.parse(self.manifest.config) if self.manifest.config else {}
 
     @cached_property
-    def damage(self) -> str | None:
+    def damage(self) -> OffbeatError | None:
         """What is wrong with its small files, config and result; None where they are what was written."""
         try:
-            Stored(self.path, self.manifest).edited()
+            stored = Stored(self.path, self.manifest)
+            stored.edited()
+            if self.manifest.finished:
+                stored.check("result.json")
         except OffbeatError as error:
-            return str(error)
-        return self.manifest.damage(self.path, "result.json") if self.manifest.finished else None
+            return error
+        return None
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -144,8 +147,9 @@ def opened(paths: Sequence[Path], ended: bool = True) -> list[Shelved]:
         if not runs:
             read_manifest(path)  # a damaged one says so
             raise OffbeatError(f"there is no run in {path} (no {NAME} of one); give a directory that `run --out` left")
-        if broken := [f"{run.path}: {run.damage}" for run in runs if run.damage]:
-            raise StorageError(f"{'; '.join(broken)}; `offbeat runs {path}` lists what is there")
+        for run in runs:
+            if run.damage is not None:
+                raise run.damage
         waiting = [run for run in runs if not run.manifest.finished]
         if ended and waiting:
             where = waiting[0].path

@@ -66,7 +66,8 @@ class Stored:
         table, changed = self.edited()
         if changed is not None:
             said = ", ".join(changed) or "its text, but no value"
-            warnings.warn(f"{self.path / 'config.toml'} was changed: {said}", stacklevel=3)
+            # From one place, so that a command that reads several files says it once.
+            warnings.warn(f"{self.path / 'config.toml'} was changed: {said}", stacklevel=1)
         return table if limits else toml.parse(self.manifest.config)
 
     def edited(self) -> tuple[dict[str, Any], list[str] | None]:
@@ -155,6 +156,9 @@ class Stored:
     def rows(self) -> StoredRows:
         return StoredRows(self.sources("trace"))
 
+    def metrics(self) -> list[dict[str, Any]]:
+        return metric_rows(self.sources("metrics"))
+
 
 def first(parts: list[Part], count: int) -> list[Part] | None:
     """The parts that hold the first `count` rows, the last of them cut; None where there are fewer."""
@@ -187,7 +191,11 @@ def read_trace(path: Path) -> list[Row]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [row for batch in batches(sources(Path(path), "metrics"), "metrics") for row in batch.to_pylist()]
+    return metric_rows(sources(Path(path), "metrics"))
+
+
+def metric_rows(parts: list[Source]) -> list[dict[str, Any]]:
+    return [row for batch in batches(parts, "metrics") for row in batch.to_pylist()]
 
 
 def sources(path: Path, kind: str) -> list[Source]:
