@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from experiments import killed_after
 from offbeat import Callback, ConfigError, resume, run
-from offbeat.runs.callbacks import EarlyStopping, KeepBest, TimeLimit
+from offbeat.runs.callbacks import Callbacks, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.watchers import made
 from test_metrics import error, experiment, small
 
@@ -220,3 +221,42 @@ def test_mistakes_get_a_sentence(given, sentence):
 def test_a_metric_that_is_not_there_is_said_and_the_run_goes_on():
     with pytest.warns(UserWarning, match="this run has no metric 'mae'"):
         assert run(experiment(small()), callbacks=[EarlyStopping("mae")]).commits == 12
+
+
+class Collector(Callback):
+    """Its state is nothing that JSON has."""
+
+    def state(self):
+        return {"thing": object(), "tensor": torch.zeros(2)}
+
+
+def test_a_state_that_cannot_be_written_leaves_its_callback_out(tmp_path):
+    with pytest.warns(UserWarning, match="Collector failed and is left out; the run goes on: .*not JSON serializable"):
+        outcome = run(experiment(small()), tmp_path, callbacks=[Collector()])
+    assert "Collector" in outcome.callback_faults
+    assert outcome.model.keys() == run(experiment(small())).model.keys()
+
+
+def test_a_callback_that_is_left_out_takes_nobodys_place():
+    callbacks = Callbacks([Collector(), EarlyStopping()])
+    with pytest.warns(UserWarning, match="Collector failed"):
+        callbacks.state()
+    assert list(callbacks.state()[1]) == ["1 EarlyStopping"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "early-stopping", "patience": 0}, "patience = 0; it must be 1 evaluation or more"),
+        ({"name": "time-limit", "minutes": 0}, "minutes = 0; it must be a positive number"),
+    ],
+)
+def test_limits_that_would_end_a_run_at_once_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        made([given])
+
+
+def test_a_tracker_names_the_package_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match="needs the package tensorboard"):
+        made(["tensorboard"])

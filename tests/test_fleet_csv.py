@@ -121,3 +121,15 @@ def test_lists_of_a_config_are_checked() -> None:
         build("measured", 2, step_seconds=[1.0, -2.0], up_mbit=[3.0])
     assert any("unequal lengths (step_seconds 2, up_mbit 1)" in problem for problem in caught.value.problems)
     assert any("step_seconds, device 1 = -2.0" in problem for problem in caught.value.problems)
+
+
+def test_a_fleet_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    path = table(tmp_path, GOOD)
+    mine = tmp_path / "phones.toml"
+    mine.write_text("# mine\n")
+    done = CliRunner().invoke(app, ["fleet", "from-csv", str(path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "phones.toml is there already; give another name by --out, or --overwrite" in str(done.exception)
+    assert mine.read_text() == "# mine\n"
+    assert CliRunner().invoke(app, ["fleet", "from-csv", str(path), "--overwrite"]).exit_code == 0
+    assert "measured" in mine.read_text()

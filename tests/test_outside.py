@@ -138,6 +138,15 @@ ONE_OF_EACH = {
 }  # fmt: skip
 
 
+def test_a_split_with_too_few_shards_is_named(offbeat: Callable, here: Path) -> None:
+    (here / "few.py").write_text("def few(y, clients, seed, owners=None):\n    return [[0, 1], [2, 3]]\n")
+    code, _, err = offbeat("run", "--set", "task.split=few:few", *DIGITS)
+    assert (code, err) == (
+        2,
+        "offbeat: split 'few:few' gives 2 shards for 6 clients; it must give one for each\n",
+    )
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_one_of_each_runs_resumes_and_replays_from_the_command_line(kind: str, offbeat: Callable, here: Path) -> None:
     code, out, err = offbeat("run", *ONE_OF_EACH[kind], "--out", "r", "--json")

@@ -21,7 +21,7 @@ from offbeat.runs.account import Account
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import read_metrics, read_trace
-from offbeat.runs.target import Crossing, crossing, limit_problems
+from offbeat.runs.target import Crossing, crossing, limit_problems, stop_reason
 
 TASK = {"name": "digits", "model": "logistic", "clients": 12, "split": "iid"}
 FEDBUFF = {"name": "fedbuff", "buffer_size": 3, "local_steps": 2}
@@ -181,6 +181,14 @@ def test_the_first_crossing_counts_even_if_the_curve_falls_back():
     assert crossing([], 0.1) is None
 
 
+def test_a_smoothed_limit_counts_evaluations_that_have_a_value():
+    values = [0.9, None, 0.9, 0.9, None, 0.9, 0.9, None]
+    rows = [{"accuracy": v, "loss": 1.0, "commit": n, "virtual_seconds": float(n)} for n, v in enumerate(values)]
+    limit = {"accuracy_smoothed": 0.8}
+    stops = [n for n in range(len(rows)) if stop_reason(limit, rows[: n + 1])]
+    assert stops == [6] == [crossing(rows, 0.8, 5).commit]
+
+
 def test_the_smoothed_crossing_waits_for_the_mean_of_a_full_window():
     rows = curve(0.9, 0.1, 0.2, 0.6, 0.7, 0.8)
     assert crossing(rows, 0.5) == Crossing(0, 0.0)
@@ -216,6 +224,13 @@ def test_each_bad_limit_gets_its_sentence(until, said):
     problems = limit_problems(until)
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_an_unknown_limit_is_told_each_known_one_once():
+    (said,) = limit_problems({"foo": 5}, {"accuracy": None, "loss": None, "mae": None})
+    known = said.partition("Known: ")[2].split(", ")
+    assert len(known) == len(set(known))
+    assert "mae" in known
 
 
 def test_good_limits_have_no_problems_and_bad_ones_are_all_named():

@@ -16,8 +16,11 @@ from offbeat import ConfigError, Experiment, OffbeatError, compare, run
 from offbeat.cli import app
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Start
 from offbeat.runs import curves, shelf
+from offbeat.runs.disk import mark_of
 from offbeat.runs.explain import counsel, spent
+from offbeat.runs.manifest import read_manifest
 from test_metrics import error, experiment, small
+from test_runs import interrupted
 
 FEW = {"device": "cpu", "until": {"commits": 6}, "evaluate": {"every_commits": 2}, "targets": (0.3, 0.99)}
 
@@ -99,8 +102,79 @@ def test_tables_in_every_form(home):
     assert "accuracy (test)" in offbeat("table", home)
     with pytest.raises(ConfigError, match="did you mean 'latex'"):
         offbeat("table", home, "--format", "latx")
-    with pytest.raises(ConfigError, match="unknown target"):
-        offbeat("table", home, "--target", "0.5")
+    with pytest.raises(ConfigError, match="unknown metric 'mae'"):
+        offbeat("table", home, "--target", "mae 0.5")
+    with pytest.raises(ConfigError, match="write an accuracy"):
+        offbeat("table", home, "--target", "high")
+
+
+def test_a_table_takes_a_target_that_no_config_named(home):
+    made = json.loads(offbeat("table", home, "--target", "0.05", "--json"))
+    assert made["columns"][-1] == "s to 0.05"
+    assert all("reached" not in row[-1] for row in made["rows"])
+    assert [len(results) for results in made["runs"].values()] == [2, 2]  # with every figure as a number
+    assert all(result["reached"]["0.05"]["commit"] >= 0 for result in made["runs"]["fedbuff"])
+    assert all(row[-1] == "0.0" for row in json.loads(offbeat("table", home, "--target", "loss 99", "--json"))["rows"])
+
+
+def test_copies_of_a_run_count_once(home, tmp_path):
+    one = home / "both" / "fedbuff-seed0"
+    for name in ("a", "b", "c"):
+        shutil.copytree(one, tmp_path / name)
+    text = offbeat("table", tmp_path)
+    assert "±" not in text
+    assert text.count("has the same config and seed 0") == 2
+    made = json.loads(offbeat("plot", tmp_path, "--out", tmp_path / "p.png", "--json"))
+    assert len(made["notes"]) == 2
+
+
+def test_interrupted_runs_are_named_beside_tables_and_pictures(home, tmp_path):
+    shutil.copytree(home / "both", tmp_path / "both")
+    interrupted(Experiment(method={"name": "asysg"}, **FEW), tmp_path / "both" / "cut", 3)
+    assert "1 run was interrupted" in offbeat("table", tmp_path)
+    assert "1 run was interrupted" in offbeat("plot", tmp_path, "--out", tmp_path / "p.png")
+    assert "interrupted" not in offbeat("table", tmp_path, "--format", "csv")  # it is said elsewhere
+
+
+def test_a_mistyped_key_matches_no_run(home):
+    for text in ("methd!=fedbuff", "methd=fedbuff", "method.bufer_size!=3"):
+        with pytest.raises(ConfigError, match=r"--where: unknown figure '.*': did you mean '"):
+            offbeat("runs", home, "--where", text, "--remove", "--yes")
+    assert len(shelf.find_runs(home)) == 4
+    for text in (
+        "method.buffer_size=3",
+        "state=done",
+        "accuracy>=0",
+        "staleness.mean>=0",
+        "metrics.loss.final>0",
+        "diverging!=1",
+        "loss>0",
+    ):
+        assert json.loads(offbeat("runs", home, "--where", text, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("result.json", '"commits": 6', '"commits": 7', "result.json has another content"),
+        (
+            "config.toml",
+            "buffer_size = 3",
+            "buffer_size = 4",
+            r"was changed since the run began \(method.buffer_size\)",
+        ),
+    ],
+)
+def test_edited_files_are_not_shown_as_genuine(home, tmp_path, file, old, new, said):
+    place = tmp_path / "edited"
+    shutil.copytree(home / "both" / "fedbuff-seed0", place)
+    text = (place / file).read_text()
+    assert old in text
+    (place / file).write_text(text.replace(old, new))
+    for command in ("show", "table", "plot"):
+        with pytest.raises(OffbeatError, match=said):
+            offbeat(command, place)
+    assert [line["state"] for line in json.loads(offbeat("runs", place, "--json"))] == ["damaged"]
 
 
 def test_runs_of_an_older_offbeat_are_read(home, tmp_path):
@@ -110,6 +184,9 @@ def test_runs_of_an_older_offbeat_are_read(home, tmp_path):
     for name in ("metrics", "metric_faults", "callback_faults", "diverging"):
         del result[name]
     (place / "result.json").write_text(json.dumps(result))
+    manifest = read_manifest(place)
+    manifest.files["result.json"] = mark_of(place / "result.json")
+    manifest.write(place)
     assert json.loads(offbeat("runs", place, "--json"))[0]["accuracy"] == result["accuracy_final"]
     for words in (("show", place), ("explain", place), ("plot", place, "--out", tmp_path / "p.png")):
         assert offbeat(*words)
@@ -202,6 +279,11 @@ def test_outcomes_in_a_notebook(monkeypatch):
     assert outcome.plot("error", "commits").axes[0].get_ylabel() == "error (test)"
     with pytest.raises(ConfigError, match="unknown metric"):
         outcome.plot("mae")
+
+
+def test_a_picture_in_python_speaks_of_no_flag():
+    with pytest.raises(ConfigError, match=r"^metric: unknown metric 'nope'"):
+        run(experiment(small())).plot("nope")
 
 
 def test_comparisons_in_a_notebook():

@@ -18,8 +18,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from offbeat import OffbeatError, compare, replay, resume, run
+from offbeat.cli import app
 from offbeat.errors import ReplayDiffers, StorageError
 from offbeat.measure import measure
 from offbeat.runs import columns, disk, store
@@ -172,6 +174,41 @@ def test_an_edited_key_is_refused_by_name(key: str, value: str, runs: dict[str, 
     config.write_text(text.replace(line, f"{name} = {value}"))
     with pytest.raises(OffbeatError, match=rf"was changed since the run began \({key}"):
         resume(tmp_path / "copy")
+
+
+def test_edited_limits_are_said_and_accepted_by_readers(runs: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(runs["finished"], path)
+    config = path / "config.toml"
+    text = config.read_text()
+    config.write_text(text.replace("commits = 12", "commits = 99").replace("targets = []", "targets = [0.5]"))
+    with pytest.warns(UserWarning, match=r"config\.toml was changed: targets, until\.commits"):
+        assert replay(path).commits == 12
+    for words in (("explain",), ("plot", "--out", tmp_path / "p.png"), ("report", "--out", tmp_path / "r.html")):
+        with pytest.warns(UserWarning, match=r"config\.toml was changed"):
+            done = CliRunner().invoke(app, [words[0], str(path), *map(str, words[1:])])
+        assert done.exit_code == 0, done.output
+
+
+def test_a_run_that_broke_before_its_first_checkpoint_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(OffbeatError):
+        run(OFTEN, tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / "config.toml").exists()
+    with pytest.raises(OffbeatError, match=r"there is no checkpoint in .* it has none yet; begin it anew"):
+        resume(tmp_path)
+
+
+def test_damage_that_two_checkpoints_meet_is_said_once(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["finished"], tmp_path / "copy")
+    flip(tmp_path / "copy" / "metrics.parquet", tmp_path, random.Random(3))
+    with pytest.raises(StorageError) as caught:
+        resume(tmp_path / "copy")
+    assert str(caught.value).count("metrics.parquet") == 1
 
 
 def test_the_checkpoint_before_is_used_and_named_where_the_last_is_damaged(

@@ -12,11 +12,14 @@ import pytest
 from experiments import digest
 from offbeat import Experiment, comparison, resume
 from offbeat.comparison import compare
-from offbeat.errors import OffbeatError
+from offbeat.errors import ConfigError, Interrupted, OffbeatError
 from offbeat.papers import RECIPES
 from offbeat.papers.ledger import Ledger
 from offbeat.papers.recipe import Settings
 from offbeat.papers.runner import resume as fill
+from offbeat.runs.manifest import read_manifest
+from test_runs import InterruptAt
+from worlds import quadratic_world
 
 PLAIN = Experiment(
     method={"name": "fedbuff", "local_steps": 2, "buffer_size": 3}, task={"name": "digits", "clients": 8}, device="cpu",
@@ -55,6 +58,52 @@ def test_a_comparison_of_something_else_is_not_gone_on_with(tmp_path: Path) -> N
     other = replace(PLAIN, method={"name": "fedbuff", "local_steps": 3, "buffer_size": 3})
     with pytest.raises(OffbeatError, match="holds a run with another config; give --overwrite"):
         compare({"fedbuff": other}, (0,), tmp_path, resumed=True)
+
+
+def test_an_interrupted_run_of_a_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compare(PAIR, (0,), tmp_path / "whole")
+    plain, runs = comparison.run, list[Experiment]()
+
+    def cut(experiment: Experiment, out: Path, *others: Any, **named: Any) -> Any:
+        runs.append(experiment)
+        return plain(experiment, out, InterruptAt(3) if len(runs) == 2 else None)
+
+    monkeypatch.setattr(comparison, "run", cut)
+    with pytest.raises(Interrupted):
+        compare(PAIR, (0,), tmp_path / "cut")
+    assert read_manifest(tmp_path / "cut" / "local-sgd-seed0").finished  # in good order, but not at its end
+    rest = compare(PAIR, (0,), tmp_path / "cut", resumed=True)
+    assert str(rest) == str(whole)
+    assert [o.ended for outcomes in rest.outcomes.values() for o in outcomes] == ["commits 6 >= 6"] * 2
+
+
+def test_a_comparison_goes_on_to_a_further_limit(tmp_path: Path) -> None:
+    further = {label: replace(e, until={"commits": 9}) for label, e in PAIR.items()}
+    compare(PAIR, (0,), tmp_path / "short")
+    longer = compare(further, (0,), tmp_path / "short", resumed=True)
+    assert str(longer) == str(compare(further, (0,)))
+
+
+def test_objects_of_ones_own_are_passed_to_a_run_that_goes_on(tmp_path: Path) -> None:
+    own = replace(PLAIN, task=quadratic_world(8), until={"commits": 3})
+    compare({"own": own}, (0,), tmp_path)
+    longer = compare({"own": replace(own, until={"commits": 5})}, (0,), tmp_path, resumed=True)
+    assert longer.outcomes["own"][0].commits == 5
+
+
+def test_seeds_are_a_number_or_a_list_with_each_once() -> None:
+    assert [o.seed for o in compare({"fedbuff": PLAIN}, 2).outcomes["fedbuff"]] == [0, 1]
+    with pytest.raises(ConfigError, match=r"seeds = \(\) is no seed at all; give some"):
+        compare({"fedbuff": PLAIN}, ())
+    with pytest.raises(ConfigError, match=r"seeds = \(0, 1, 0\) has 0 more than once"):
+        compare({"fedbuff": PLAIN}, (0, 1, 0))
+
+
+def test_a_target_of_one_experiment_is_looked_for_in_all() -> None:
+    pair = {"with": replace(PLAIN, targets=(0.05,)), "without": PLAIN}
+    columns, rows, _ = compare(pair).table()
+    assert columns[-1] == "s to 0.05"
+    assert rows[0][-1] == rows[1][-1] != "not reached"
 
 
 @pytest.fixture(scope="module")

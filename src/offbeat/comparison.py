@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from offbeat import webpage
+from offbeat import toml, webpage
 from offbeat.assemble import build
 from offbeat.config import Experiment
-from offbeat.errors import BadNumbers, ConfigError, OffbeatError
+from offbeat.errors import BadNumbers, ConfigError, OffbeatError, shown
 from offbeat.experiment import resume, run
 from offbeat.runs import curves, plots, report
 from offbeat.runs.disk import storing
@@ -41,7 +41,8 @@ class Comparison:
         return report.markdown(*self.table()[:2])
 
     def table(self) -> report.Figures:
-        return report.comparison_table({k: [o.result for o in v] for k, v in self.outcomes.items()}, self.target)
+        results = {k: [o.reaching(self.target) for o in v] for k, v in self.outcomes.items()}
+        return report.comparison_table(results, self.target)
 
     def __repr__(self) -> str:
         seeds = max(map(len, self.outcomes.values()), default=0)
@@ -89,7 +90,7 @@ class Comparison:
 
 def compare(
     experiments: Mapping[str, Experiment],
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | int = (0,),
     out: str | Path | None = None,
     progress: Callable[[str, Experiment], Progress] | None = None,
     overwrite: bool = False,
@@ -97,10 +98,12 @@ def compare(
     workers: int | None = None,
     address: str | None = None,
 ) -> Comparison:
-    """Run every experiment with every seed. All are checked before the first one starts. `out` is a new or empty
-    directory, or, with `overwrite`, that of another comparison; each run gets a directory in it, named by its label.
-    With `resumed`, what the same comparison left there is kept, and gone on with where it broke off. With `workers`,
-    so many runs go on side by side, each on one thread of a Ray cluster (`address`, or one that is started here)."""
+    """Run every experiment with every seed; a number of seeds are those from 0 on. All are checked before the first one
+    starts. `out` is a new or empty directory, or, with `overwrite`, that of another comparison; each run gets a
+    directory in it, named by its label. With `resumed`, what the same comparison left there is kept, and gone on with
+    where it broke off or where `until` is further now. With `workers`, so many runs go on side by side, each on one
+    thread of a Ray cluster (`address`, or one that is started here)."""
+    seeds = seed_list(seeds)
     jobs = [(label, replace(e, seed=seed)) for label, e in experiments.items() for seed in seeds]
     problems: dict[str, None] = {}
     for _, experiment in jobs:
@@ -122,6 +125,19 @@ def compare(
     return Comparison(outcomes, first_target(list(experiments.values())))
 
 
+def seed_list(seeds: Sequence[int] | int) -> list[int]:
+    """The seeds that are asked for, each once."""
+    every = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not every:
+        raise ConfigError(
+            [f"seeds = {shown(seeds)} is no seed at all; give some, such as (0, 1, 2), or a number of them"]
+        )
+    if twice := sorted({seed for seed in every if every.count(seed) > 1}):
+        said = f"seeds = {shown(seeds)} has {', '.join(map(str, twice))} more than once"
+        raise ConfigError([f"{said}; the same run again tells nothing new, so name each seed once"])
+    return every
+
+
 def first_target(experiments: Sequence[Experiment]) -> str | None:
     """The target whose time a table shows: a limit on a metric before others."""
     spent = set(LIMITS) - {"accuracy", "accuracy_smoothed"}
@@ -129,7 +145,7 @@ def first_target(experiments: Sequence[Experiment]) -> str | None:
     for e in experiments:
         given = e.targets if isinstance(e.targets, Mapping) else {"accuracy": e.targets}
         aims += [(name, value) for name, values in given.items() for value in values]
-    return target_key(aims[0][0], aims[0][1]) if aims else None
+    return target_key(aims[0][0], float(aims[0][1])) if aims else None
 
 
 def accuracies(target: str | None) -> tuple[float, ...]:
@@ -169,7 +185,8 @@ def run_all(
 
 
 def run_one(experiment: Experiment, where: Path | None, progress: Progress | None = None) -> Outcome:
-    """One run; if its directory has it already it is read from there, or gone on with."""
+    """One run. If its directory has it already, it is read from there; it goes on where it was interrupted, or ended
+    by other limits than are asked for."""
     try:
         if where is None or read_manifest(where) is None:
             return run(experiment, where, progress)
@@ -179,14 +196,23 @@ def run_one(experiment: Experiment, where: Path | None, progress: Progress | Non
                 f"{where} holds a run with another config; give --overwrite to begin the comparison anew, or another "
                 "--out"
             )
-        if stored.manifest.finished:
-            return stored_outcome(where)
         if not stored.manifest.checkpoints:
             return run(experiment, where, progress, overwrite=True)
-        return resume(where, progress=progress)
+        limits = toml.parse(stored.manifest.config)["until"]
+        if stored.manifest.finished and limits == experiment.until:
+            outcome = stored_outcome(where)
+            if outcome.ended != "interrupted":
+                return outcome
+        own = {kind: part for kind in ("method", "task", "fleet") if custom(part := getattr(experiment, kind))}
+        return resume(where, experiment.until, progress, **own)
     except BadNumbers as error:  # one method that diverges does not end the comparison
-        outcome: Outcome = error.outcome
-        return outcome
+        broken: Outcome = error.outcome
+        return broken
+
+
+def custom(part: Any) -> bool:
+    """Whether a part of an experiment is an object of one's own, which a run directory has by name only."""
+    return not isinstance(part, str | Mapping)
 
 
 def stored_outcome(path: Path) -> Outcome:

@@ -17,7 +17,7 @@ from offbeat.config import Experiment
 from offbeat.errors import OffbeatError, ReplayDiffers
 from offbeat.keys import generator
 from offbeat.runs.callbacks import Callback, Divergence
-from offbeat.runs.columns import StoredRows, batches
+from offbeat.runs.columns import StoredRows
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
@@ -26,7 +26,7 @@ from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
-from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
+from offbeat.runs.stored import Stored, config_digest, read_model
 from offbeat.runs.watchers import made
 from offbeat.schedule.trace import Replay
 
@@ -119,8 +119,7 @@ def resume(
             warnings.warn(f"{path} was run elsewhere ({'; '.join(other)}), so its bits may differ", stacklevel=2)
         manifest.trace, manifest.metrics, manifest.sources = point.trace, point.metrics, dict(built.sources)
         manifest.checkpoints = manifest.checkpoints[: manifest.checkpoints.index(point.name) + 1]
-        metrics = [row for batch in batches(stored.sources("metrics"), "metrics") for row in batch.to_pylist()]
-        history = History(point, metrics, stored.rows(), built.clock)
+        history = History(point, stored.metrics(), stored.rows(), built.clock)
         store = Store(path, lock, manifest, experiment.toml(), here)
         account = built.account()
         watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
@@ -166,7 +165,7 @@ def repeat(
         horizon = built.horizon(driver, last=len(last) - 1)
         outcome = go(experiment, built, engine, horizon, built.account(), None, None)
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))
-        model, metrics = read_model(path), read_metrics(path)
+        model, metrics = read_model(path), stored.metrics()
     return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)
 
 

@@ -52,7 +52,7 @@ def compare(
     ),
     overwrite: Overwrite = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the comparison in --out: runs that ended there are kept.")
+        bool, typer.Option("--resume", help="Go on with the comparison in --out: runs that reached their end are kept.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Runs side by side, each on one thread, by Ray.", min=1)] = None,
     address: Address = None,

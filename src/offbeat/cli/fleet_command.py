@@ -28,6 +28,9 @@ def from_csv(
     table: Annotated[Path, typer.Argument(help="A CSV file with a header: step_ms, down_mbit, up_mbit, ...")],
     out: Annotated[Path | None, typer.Option(help="The TOML file; else beside the table, with its name.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A picture of speeds and links: a PNG file.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file of the table's name, where no --out is given.")
+    ] = False,
     steps: Annotated[int, typer.Option(help="Local steps of a job, for the summary.", min=1)] = 10,
     megabytes: Annotated[float, typer.Option(help="Size of the model, for the summary.", min=0.0)] = 1.0,
     as_json: Json = False,
@@ -39,6 +42,8 @@ def from_csv(
     target = out or table.with_suffix(".toml")
     if target == table:
         raise ConfigError([f"--out {target} would overwrite the table; name a TOML file"])
+    if out is None and target.exists() and not overwrite:
+        raise ConfigError([f"{target} is there already; give another name by --out, or --overwrite to replace it"])
     with writing(picture, ".png"), writing(target, ".toml"):
         from offbeat.fleets.make import build
         from offbeat.fleets.measured import read_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,21 +126,24 @@ def table(
 
     if form not in ("text", *FORMS):
         raise ConfigError([f"--format: {unknown('format', form, ('text', *FORMS))}"])
-    groups = shelf.gathered(shelf.opened(runs))
-    results = {label: [run.result for run in group] for label, group in groups.items()}
-    known = list(dict.fromkeys(key for group in results.values() for result in group for key in result["reached"]))
-    if target is not None and target not in known:
-        if known:
-            raise ConfigError([f"--target: {unknown('target', target, known)}"])
-        raise ConfigError([f"--target {target}: these runs had no targets"])
-    made = report.comparison_table(results, target or next(iter(known), None))
+    groups, remarks = shelf.distinct(shelf.gathered(shelf.opened(runs)))
+    every = [run for group in groups.values() for run in group]
+    if target is None:
+        target = next((key for run in every for key in run.result["reached"]), None)
+    else:
+        target = shelf.target_named(target, every)
+    results = {label: [run.reaching(target) for run in group] for label, group in groups.items()}
+    made = report.comparison_table(results, target)
     if as_json:
-        show_json({"columns": made.columns, "rows": made.rows})
-    elif form == "text":
+        show_json({"columns": made.columns, "rows": made.rows, "notes": remarks, "runs": results})
+        return
+    if form == "text":
         tasks = sorted({f"{group[0].value('task')} on {group[0].value('fleet')}" for group in groups.values()})
         show_table("; ".join(tasks), *made)
     else:
         print(FORMS[form](made.columns, made.rows), end="")
+    for sentence in remarks:
+        print(sentence, file=sys.stdout if form == "text" else sys.stderr)
 
 
 def plot(
@@ -155,7 +159,7 @@ def plot(
 
     if out.suffix.lower() not in curves.SUFFIXES or out.is_dir():
         raise ConfigError([f"--out {out}; give the name of a file, ending in {', '.join(curves.SUFFIXES)}"])
-    groups = shelf.gathered(shelf.opened(runs, ended=False))
+    groups, remarks = shelf.distinct(shelf.gathered(shelf.opened(runs, ended=False)))
     lines = {label: [run.metrics() for run in group] for label, group in groups.items()}
     first = next(iter(groups.values()))[0]
     named = metric or curves.main_metric(lines)
@@ -173,9 +177,14 @@ def plot(
             if target is None
             else {n: curves.crossed(s, named, against, target, bool(more)) for n, s in lines.items()}
         )
-        show_json({"picture": str(out), "metric": named, "against": against, "curves": list(lines), "reached": at})
+        show_json(
+            {
+                "picture": str(out), "metric": named, "against": against, "curves": list(lines), "reached": at,
+                "notes": remarks,
+            }
+        )  # fmt: skip
     else:
-        print(f"picture: {out}")
+        print("\n".join([f"picture: {out}", *remarks]))
 
 
 def units(run: Shelved) -> int | None:

@@ -6,6 +6,7 @@ the run, which goes on. `state` goes into every checkpoint, and `restore` gets i
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from offbeat import registry
-from offbeat.errors import Diverging, Interrupted
+from offbeat.errors import ConfigError, Diverging, Interrupted, shown
 from offbeat.runs.account import Account
 from offbeat.runs.target import Figure
 
@@ -120,6 +121,10 @@ class Callbacks:
     each: list[Callback]
     faults: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # A checkpoint knows them by the place they had at first, whoever was left out meanwhile.
+        self.names = {id(callback): f"{n} {type(callback).__name__}" for n, callback in enumerate(self.each)}
+
     def tell(self, moment: str, *given: Any) -> str | None:
         """Tell all of them; the first reason to stop that one gives."""
         reason: str | None = None
@@ -146,10 +151,11 @@ class Callbacks:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors: dict[str, torch.Tensor] = {}
         facts: dict[str, Any] = {}
-        for number, callback in enumerate(list(self.each)):
+        for callback in list(self.each):
             with self.guarded(callback):
-                state, name = callback.state(), f"{number} {type(callback).__name__}"
+                state, name = callback.state(), self.names[id(callback)]
                 plain = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+                json.dumps(plain)  # raises where the checkpoint could not have it
                 if state:
                     facts[name] = plain
                 for key, value in state.items():
@@ -158,8 +164,8 @@ class Callbacks:
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-        for number, callback in enumerate(list(self.each)):
-            name = f"{number} {type(callback).__name__}"
+        for callback in list(self.each):
+            name = self.names[id(callback)]
             if name in facts:
                 head = f"callback/{name}/"
                 own = {key.removeprefix(head): value for key, value in tensors.items() if key.startswith(head)}
@@ -194,6 +200,8 @@ class EarlyStopping(Callback):
     """Stops when a metric has not become better for `patience` evaluations; None: the accuracy, else the loss."""
 
     def __init__(self, metric: str | None = None, patience: int = 10, least: float = 0.0) -> None:
+        if not patience >= 1:
+            raise ConfigError([f"early-stopping: patience = {shown(patience)}; it must be 1 evaluation or more"])
         self.metric, self.patience, self.least = metric, patience, least
         self.best: float | None = None
         self.waited = 0
@@ -257,6 +265,8 @@ class TimeLimit(Callback):
     """Stops after so many minutes of real time; a run that is resumed has them anew."""
 
     def __init__(self, minutes: float) -> None:
+        if not minutes > 0:
+            raise ConfigError([f"time-limit: minutes = {shown(minutes)}; it must be a positive number"])
         self.minutes = minutes
         self.start = 0.0
 

@@ -43,10 +43,10 @@ def picture(
 ) -> Figure:  # fmt: skip
     """One panel. `metric` None is the accuracy where all have one, else the loss."""
     if against not in AGAINST:
-        raise ConfigError([f"--against: {unknown('axis', against, AGAINST)}"])
+        raise ConfigError([f"against: {unknown('axis', against, AGAINST)}"])
     metric = metric or main_metric(curves)
     if metric not in (known := known_metrics(curves)):
-        raise ConfigError([f"--metric: {unknown('metric', metric, known)}"])
+        raise ConfigError([f"metric: {unknown('metric', metric, known)}"])
     more = metric not in ("loss", "training_loss") if more is None else more
     key = AXES[AGAINST[against]][0]
     lines = {label: bands.band(runs, key, metric) for label, runs in curves.items()}

@@ -14,7 +14,7 @@ from offbeat.runs.account import Account
 from offbeat.runs.columns import metrics_table
 from offbeat.runs.layout import page_table
 from offbeat.runs.report import comparison_table
-from offbeat.runs.target import crossing
+from offbeat.runs.target import Crossing, crossing, target_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Outcome:
         from offbeat.runs.curves import drawn  # Matplotlib is loaded when something is drawn
 
         return drawn({self.result["method"]: [self]}, metric, against, target)
+
+    def reaching(self, target: str | None) -> dict[str, Any]:
+        """The result; when it reached this target stands there, though the run's config did not name it."""
+        return reaching(self.result, self.metrics, target)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -80,8 +84,21 @@ def reached(
     metrics: Sequence[Mapping[str, Any]], name: str, target: float, smooth: int, figures: Mapping[str, Figure]
 ) -> dict[str, Any] | None:
     more = name not in figures or bool(figures[name].more_is_better)
-    at = crossing(metrics, target, smooth, name, more)
+    return moment(crossing(metrics, target, smooth, name, more))
+
+
+def moment(at: Crossing | None) -> dict[str, Any] | None:
+    """When a target was reached, as results say it."""
     return None if at is None else {"commit": at.commit, "virtual_seconds": at.virtual_seconds}
+
+
+def reaching(result: dict[str, Any], metrics: Sequence[Mapping[str, Any]], target: str | None) -> dict[str, Any]:
+    """A result with a target, as results call it, that the run's config may not have named."""
+    if target is None or target in result["reached"]:
+        return result
+    name, value = target_of(target)
+    more = result.get("metrics", {}).get(name, {}).get("more_is_better", name != "loss")
+    return result | {"reached": result["reached"] | {target: moment(crossing(metrics, value, 1, name, bool(more)))}}
 
 
 def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from offbeat.runs.manifest import NAME, Manifest, Part, read_manifest
 # them, whoever goes on with it, and one that gets them has it in its record.
 FREE = ("until", "targets", "checkpoint_seconds", "client_memory", "engine", "workers", "address", "callbacks")
 
+NO_CHECKPOINT = "there is no checkpoint in {} to go on from: it has none yet; begin it anew with --overwrite"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -38,9 +40,9 @@ class Checkpoint:
 class Stored:
     """A run directory and its manifest."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, manifest: Manifest | None = None) -> None:
         self.path = path
-        manifest = read_manifest(path)
+        manifest = manifest or read_manifest(path)
         if manifest is None and (path / "config.toml").exists() and (path / "checkpoint.safetensors").exists():
             raise OffbeatError(
                 f"{path} was written by an older Offbeat: it has no {NAME}, so nothing in it can be checked; "
@@ -52,13 +54,27 @@ class Stored:
         self.manifest: Manifest = manifest
 
     def check(self, *names: str) -> None:
-        """Refuse files that are not what was written; without names, any that is listed."""
-        problems = [self.manifest.damage(self.path, name) for name in names or self.manifest.files]
+        """Refuse files that are not what was written; without names, any that is listed, but the config, of which
+        `config` says what may be edited."""
+        names = names or tuple(name for name in self.manifest.files if name != "config.toml")
+        problems = [self.manifest.damage(self.path, name) for name in names]
         if wrong := [problem for problem in problems if problem]:
             raise StorageError(f"{self.path} is damaged: {'; '.join(wrong)}")
 
     def config(self, limits: bool) -> dict[str, Any]:
-        """The table of config.toml. What was edited there is refused by name; with `limits`, those may be."""
+        """The table of config.toml; with `limits` as it was edited there, else as the run was made with."""
+        table, changed = self.edited()
+        if changed is not None:
+            said = ", ".join(changed) or "its text, but no value"
+            # From one place, so that a command that reads several files says it once.
+            warnings.warn(f"{self.path / 'config.toml'} was changed: {said}", stacklevel=1)
+        return table if limits else toml.parse(self.manifest.config)
+
+    def edited(self) -> tuple[dict[str, Any], list[str] | None]:
+        """The table of config.toml, and the keys that were edited there; None where its text is what was written. A key
+        that decides numbers is refused by name."""
+        if not self.manifest.config:
+            raise OffbeatError(NO_CHECKPOINT.format(self.path))
         file = self.path / "config.toml"
         problem = self.manifest.damage(self.path, "config.toml")
         try:
@@ -66,15 +82,14 @@ class Stored:
         except ConfigError as error:
             raise StorageError(f"{error}; what the run was made with stands in {NAME}") from None
         if problem is None:
-            return table
+            return table, None
         changed = changed_keys(toml.parse(self.manifest.config), table)
-        if fixed := [key for key in changed if not limits or key.partition(".")[0] not in FREE]:
+        if fixed := [key for key in changed if key.partition(".")[0] not in FREE]:
             raise OffbeatError(
                 f"{file} was changed since the run began ({', '.join(fixed)}), and the rest of the run would not fit; "
                 f"put back what stands in {NAME}, or begin a new run"
             )
-        warnings.warn(f"{file} was changed: {', '.join(changed) or 'its text, but no value'}", stacklevel=2)
-        return table
+        return table, changed
 
     def check_config(self, table: Mapping[str, Any]) -> None:
         """Refuse a config, made with objects that were passed again, that is not the run's."""
@@ -107,17 +122,17 @@ class Stored:
             problems.append(problem)
             used.add(name)
         else:
-            said = "; ".join(problems) or "it has none yet; begin it anew with --overwrite"
-            raise (StorageError if problems else OffbeatError)(
-                f"there is no checkpoint in {self.path} to go on from: {said}"
-            )
+            if not problems:
+                raise OffbeatError(NO_CHECKPOINT.format(self.path))
+            said = "; ".join(dict.fromkeys(problems))
+            raise StorageError(f"there is no checkpoint in {self.path} to go on from: {said}")
         if problems:
             problems.append(f"going on from the one before, {point.name}, at commit {point.facts['version']}")
         used |= {name for name, _ in (*point.trace, *point.metrics)} | {point.name}
         rest = [self.manifest.damage(self.path, name) for name in self.manifest.files if name not in used]
-        problems += [f"{problem}, and is made anew" for problem in rest if problem]
+        problems += [f"{problem}, and is made anew" for problem in rest if problem and problem not in problems]
         if problems:
-            warnings.warn(f"{self.path}: {'; '.join(problems)}", stacklevel=2)
+            warnings.warn(f"{self.path}: {'; '.join(dict.fromkeys(problems))}", stacklevel=2)
         return point
 
     def read_checkpoint(self, name: str) -> tuple[Checkpoint, str] | tuple[None, str]:
@@ -140,6 +155,9 @@ class Stored:
 
     def rows(self) -> StoredRows:
         return StoredRows(self.sources("trace"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return metric_rows(self.sources("metrics"))
 
 
 def first(parts: list[Part], count: int) -> list[Part] | None:
@@ -173,14 +191,20 @@ def read_trace(path: Path) -> list[Row]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [row for batch in batches(sources(Path(path), "metrics"), "metrics") for row in batch.to_pylist()]
+    return metric_rows(sources(Path(path), "metrics"))
+
+
+def metric_rows(parts: list[Source]) -> list[dict[str, Any]]:
+    return [row for batch in batches(parts, "metrics") for row in batch.to_pylist()]
 
 
 def sources(path: Path, kind: str) -> list[Source]:
     if not path.is_dir():
         return [whole(path)]
     stored = Stored(path)
-    stored.check(*(name for name, _ in getattr(stored.manifest, kind)), "config.toml")
+    stored.config(limits=False)
+    if parts := getattr(stored.manifest, kind):
+        stored.check(*(name for name, _ in parts))
     return stored.sources(kind)
 
 

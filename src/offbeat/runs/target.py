@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from offbeat.errors import shown, unknown
@@ -43,7 +44,7 @@ def limit_problems(until: Mapping[str, Any], figures: Mapping[str, Figure] | Non
     for name in until:
         if name in LIMITS or plain_name(name) in figures:
             continue
-        found.append(f"until: {unknown('limit', name, [*LIMITS, *figures])}")
+        found.append(f"until: {unknown('limit', name, {*LIMITS, *figures})}")
     for name in until:
         value, figure = until[name], figures.get(plain_name(name))
         if name not in LIMITS and figure is None:
@@ -104,6 +105,16 @@ def target_key(name: str, value: float) -> str:
     return str(value) if name == "accuracy" else f"{name} {value}"
 
 
+def target_of(key: str) -> tuple[str, float]:
+    """The metric and the value of a target that a result calls so.
+
+    >>> target_of("0.9"), target_of("mae 0.1")
+    (('accuracy', 0.9), ('mae', 0.1))
+    """
+    name, _, value = key.strip().rpartition(" ")
+    return name.strip() or "accuracy", float(value)
+
+
 def stop_reason(
     until: Mapping[str, float], rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure] | None = None
 ) -> str | None:
@@ -114,15 +125,22 @@ def stop_reason(
         if limit in LIMITS or (figures or {}).get(name) is None:
             continue
         more = bool((figures or {})[name].more_is_better)
-        if crossing(rows[-width:], until[limit], width, name, more):
+        if crossing(recent(rows, name, width), until[limit], width, name, more):
             said = f"{limit} {row[name]:.4g}" if width == 1 else limit
             return f"{said} {'>=' if more else '<='} {until[limit]}"
     for name, width in (("accuracy", 1), ("accuracy_smoothed", SMOOTH)):
-        if name in until and crossing(rows[-width:], until[name], width):
+        if name in until and crossing(recent(rows, "accuracy", width), until[name], width):
             return f"{name} {row['accuracy']:.4f} >= {until[name]}" if width == 1 else f"{name} >= {until[name]}"
     if "loss" in until and row["loss"] <= until["loss"]:
         return f"loss {row['loss']:.4f} <= {until['loss']}"
     return None
+
+
+def recent(rows: Sequence[Mapping[str, Any]], name: str, width: int) -> list[Mapping[str, Any]]:
+    """The last rows, up to `width`, in which a metric has a value; none where the very last has none."""
+    if rows[-1].get(name) is None:
+        return []
+    return list(islice((row for row in reversed(rows) if row.get(name) is not None), width))[::-1]
 
 
 @dataclass(frozen=True)

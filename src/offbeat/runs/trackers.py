@@ -38,7 +38,7 @@ def needed(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            [f"this tracker needs {module.partition('.')[0]} ({error}); install it: pip install 'offbeat[{extra}]'"]
+            [f"this tracker needs the package {extra} ({error}); install it: pip install 'offbeat[{extra}]'"]
         ) from None
 
 

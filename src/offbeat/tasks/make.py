@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def labelled(
     loaded = DATA[data](**read)
     if clients is None and loaded.owners is not None:
         clients = len(np.unique(loaded.owners))
-    shards = registry.make("split", split_name, loaded.y, clients, seed, loaded.owners, **split_options)
+    shards = split_up(split_name, loaded.y, clients, seed, loaded.owners, split_options)
     if found := model_problems(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, model_options):
         raise ConfigError(found)
     net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
@@ -160,11 +160,21 @@ def text(
             [f"task '{data}': texts are too short for windows of {length} tokens; take a smaller context"]
         )
     owners = np.unique(places.owners, return_inverse=True)[1]
-    shards = registry.make("split", split_name, owners, clients or 1 + int(owners.max()), seed, owners, **split_options)
+    shards = split_up(split_name, owners, clients or 1 + int(owners.max()), seed, owners, split_options)
     stream = Stream(whole.tokens)
     train, test = (windows(stream, length, starts, predict=predict) for starts in (places.starts, places.test))
     loss = sequence_cross_entropy if predict == "all" else functional.cross_entropy
     return Task(net, loss, train, shards, test, batch_size, sampling, data)
+
+
+def split_up(name: str, y: Any, clients: Any, seed: int, owners: Any, options: dict[str, Any]) -> Any:
+    """The shards that a split gives, one for each client."""
+    shards = registry.make("split", name, y, clients, seed, owners, **options)
+    if isinstance(shards, Sized) and len(shards) != clients:
+        raise ConfigError(
+            [f"split '{name}' gives {len(shards)} shards for {clients} clients; it must give one for each"]
+        )
+    return shards
 
 
 @torch.enable_grad()
