@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -197,3 +198,21 @@ def test_openings_of_models_that_cannot_be_batched(mode: str) -> None:
     assert not torch.equal(found["a.weight"], model.a.weight.double())
     with pytest.raises(ConfigError):
         trained(Own(late), mode)
+
+
+def test_threads_that_try_models_do_not_disturb_each_other() -> None:
+    """Clients of a live run may be threads of one process: while one tries its model, another computes jobs."""
+    stop = threading.Event()
+
+    def keep_trying() -> None:
+        while not stop.is_set():
+            assert task(Own(plain)).problems() == []
+
+    other = threading.Thread(target=keep_trying)
+    other.start()
+    try:
+        for _ in range(5):
+            trained(Own(plain))
+    finally:
+        stop.set()
+        other.join()

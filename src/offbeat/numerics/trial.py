@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from threading import RLock
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from offbeat.numerics.forms import called
 from offbeat.numerics.vector import FlatModel
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
+ELSEWHERE = RLock()  # held while generators are in another state: other threads wait before they look at them
 REPEATS = 1e-3  # relative difference of two equal steps that a device's rounding explains
 
 
@@ -357,15 +359,16 @@ def same(one: list[Tensor], other: list[Tensor], tolerance: float = 0.0) -> bool
 # ---- generators ---------------------------------------------------------------------------------
 def generators(device: torch.device) -> dict[str, Any]:
     """The states of all generators that a model could draw from unseen."""
-    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
-    states: dict[str, Any] = {
-        "PyTorch's generator": torch.get_rng_state().numpy().tobytes(),
-        "Python's generator": random.getstate(),
-        "NumPy's generator": (np.asarray(words).tobytes(), *rest),
-    }
-    if device.type == "cuda":
-        states["PyTorch's generator on the GPU"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    return states
+    with ELSEWHERE:
+        _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+        states: dict[str, Any] = {
+            "PyTorch's generator": torch.get_rng_state().numpy().tobytes(),
+            "Python's generator": random.getstate(),
+            "NumPy's generator": (np.asarray(words).tobytes(), *rest),
+        }
+        if device.type == "cuda":
+            states["PyTorch's generator on the GPU"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+        return states
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -375,8 +378,8 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """All generators in another state, and put back afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with ELSEWHERE, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
