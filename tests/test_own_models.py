@@ -202,17 +202,17 @@ def test_openings_of_models_that_cannot_be_batched(mode: str) -> None:
 
 def test_threads_that_try_models_do_not_disturb_each_other() -> None:
     """Clients of a live run may be threads of one process: while one tries its model, another computes jobs."""
-    stop = threading.Event()
+    stop, mine, others = threading.Event(), Own(plain), task(Own(plain))
 
     def keep_trying() -> None:
         while not stop.is_set():
-            assert task(Own(plain)).problems() == []
+            assert others.problems() == []
 
     other = threading.Thread(target=keep_trying)
     other.start()
     try:
         for _ in range(5):
-            trained(Own(plain))
+            trained(mine)
     finally:
         stop.set()
         other.join()
