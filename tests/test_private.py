@@ -26,12 +26,12 @@ USES = re.compile(
 LISTED = {
     "_NormBase": {"numerics/batch_norm.py"},  # layers that keep running statistics
     "_BatchNorm": {"numerics/batch_norm.py"},
-    "_backward_hooks": {"numerics/vector.py"},  # hooks on a parameter's gradient, which would not be called
+    "_backward_hooks": {"numerics/trial.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
     "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
     "_pytree": {  # trees of tensors
         "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
-        "numerics/evaluation.py", "numerics/forms.py",
-        "numerics/mixing.py", "numerics/trial.py", "numerics/wave.py", "sizes.py", "tasks/inputs.py", "tasks/losses.py",
+        "numerics/evaluation.py", "numerics/forms.py", "numerics/mixing.py", "numerics/outputs.py",
+        "numerics/trial.py", "numerics/wave.py", "sizes.py", "tasks/inputs.py", "tasks/losses.py",
         "tasks/task.py",
     },
     "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
@@ -64,6 +64,11 @@ def test_it_is_as_expected(name: str) -> None:
         assert not p._backward_hooks, VERSION
         p.register_hook(lambda g: g)
         assert p._backward_hooks, VERSION
+        part = nn.Linear(2, 2)
+        part.register_full_backward_hook(lambda *_: None)
+        assert part._backward_hooks, VERSION
+        part.register_full_backward_pre_hook(lambda *_: None)
+        assert part._backward_pre_hooks, VERSION
     elif name == "_python_dispatch":
         from torch.utils._python_dispatch import TorchDispatchMode
 
