@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from offbeat.engines.memory import GIB, free
 from offbeat.method import Method
+from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import called
 from offbeat.tasks.inputs import rows_of
 from offbeat.tasks.losses import fitting
@@ -60,7 +61,7 @@ def sample_numbers(task: Task) -> tuple[int, int]:
     first = next(model.parameters())
     devices = [first.device] if first.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices):
+        with forked(devices):
             called(model, fitting(rows_of(x, slice(2)), first))
     finally:
         for hook in hooks:

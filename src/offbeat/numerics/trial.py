@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from threading import RLock
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -26,11 +25,11 @@ from offbeat import keys
 from offbeat.errors import OffbeatError
 from offbeat.numerics.attributes import Own, attributes, put_back
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.forked import ELSEWHERE, forked
 from offbeat.numerics.forms import called
 from offbeat.numerics.vector import FlatModel
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
-ELSEWHERE = RLock()  # held while generators are in another state: other threads wait before they look at them
 REPEATS = 1e-3  # relative difference of two equal steps that a device's rounding explains
 
 
@@ -378,7 +377,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """All generators in another state, and put back afterwards."""
-    with ELSEWHERE, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with forked([device] if device.type == "cuda" else []):
         python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch.manual_seed(seed)
         random.seed(seed)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from offbeat.errors import shortened
+from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Tree, called
 from offbeat.numerics.windows import Windows
 
@@ -68,7 +69,7 @@ def loss_problems(
     devices = [first.device] if first.device.type == "cuda" else []  # whose generators are put back
     said: list[str] = []
     for dtype in dict.fromkeys((first.dtype, torch.float32, torch.float64)):  # own constants may fit only one of them
-        with warnings.catch_warnings(), torch.random.fork_rng(devices), torch.enable_grad():
+        with warnings.catch_warnings(), forked(devices), torch.enable_grad():
             warnings.simplefilter("ignore")
             problems = tried(kind, copy.deepcopy(model).to(dtype).train(), loss, x, y, most)
         if not problems:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from offbeat import registry
 from offbeat.errors import ConfigError, shown
 from offbeat.numerics.batch_norm import BatchNorm
+from offbeat.numerics.forked import forked
 from offbeat.numerics.samples import Sampling
 from offbeat.numerics.windows import Stream, windows
 from offbeat.options import fits, option_problems
@@ -181,7 +182,7 @@ def split_up(name: str, y: Any, clients: Any, seed: int, owners: Any, options: d
 def scored_places(name: str, model: torch.nn.Module, length: int) -> bool:
     """Whether a model of tokens gives scores at every place, and not for the last alone."""
     try:
-        with torch.random.fork_rng([]):
+        with forked():
             return bool(model(torch.zeros(1, length, dtype=torch.int64)).dim() == 3)
     except Exception as error:  # whatever a model of one's own raises
         raise ConfigError(

@@ -11,6 +11,7 @@ from torch import nn
 
 from offbeat import registry
 from offbeat.errors import ConfigError
+from offbeat.numerics.forked import forked
 from offbeat.options import option_problems
 from offbeat.tasks.large_models import CropFlip as CropFlip
 from offbeat.tasks.large_models import alexnet, images, mobilenet, resnet18_gn, share, vgg16, vgg19
@@ -232,7 +233,7 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int, **op
     check(name, input_shape, outputs, options)
     if not -(2**63) <= seed < 2**64:
         raise ConfigError([f"seed is {seed}; give a whole number of 64 bits."])
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    with torch.device("cpu"), forked():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach the other devices
         model: nn.Module = registry.make("model", name, tuple(input_shape), outputs, **options)
         return model

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics import trial
 from offbeat.numerics.batch_norm import BatchNorm, tracking
+from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
@@ -456,7 +457,7 @@ def tried(model: nn.Module, x: Tree) -> Any:
     """What the model gives for two samples; it may ask for gradients inside."""
     parameter = next(model.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):  # a model that draws leaves the caller's generator as it was
+    with forked(devices):  # a model that draws leaves the caller's generator as it was
         return called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
 
 
