@@ -26,7 +26,7 @@ USES = re.compile(
 LISTED = {
     "_NormBase": {"numerics/batch_norm.py"},  # layers that keep running statistics
     "_BatchNorm": {"numerics/batch_norm.py"},
-    "_backward_hooks": {"numerics/trial.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
+    "_backward_hooks": {"numerics/unseen.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
     "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
     "_pytree": {  # trees of tensors
         "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",

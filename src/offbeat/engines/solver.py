@@ -30,7 +30,7 @@ from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.threads import threads
-from offbeat.numerics.trial import gradient_hook
+from offbeat.numerics.unseen import gradient_hook
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun
 
@@ -132,7 +132,7 @@ class LocalSolver:
                 names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
             )
         self.last = torch.full((samples.clients if names else 0,), -1)  # job whose memory a client has
-        rows = samples.order[int(samples.first[0]) :][: min(samples.per_step(0), FEW)]
+        rows = samples.first_rows(min(samples.per_step(0), FEW))
         hook = None if mode == "twin" else gradient_hook(problem.model, samples.x[rows], samples.y[rows])
         if hook is not None:
             self.rung = "one by one"

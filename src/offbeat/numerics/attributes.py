@@ -2,7 +2,7 @@
 
 A mask that is kept for the next call, a part of the loss for whoever asks: inside a wave such a tensor is of many
 clients at once, and means nothing behind it. So a call leaves none. A model that lives on what earlier calls left is
-refused before a run (`numerics/trial.py`).
+refused before a run (`numerics/unseen.py`).
 """
 
 from __future__ import annotations

@@ -74,6 +74,10 @@ class Samples:
         """Steps in which a client sees as many samples as it has."""
         return -(-self.sizes[client] // self.per_step(client))
 
+    def first_rows(self, many: int) -> Tensor:
+        """Rows of `x`: so many of the first client's, to try a model with."""
+        return self.order[int(self.first[0]) :][: min(many, self.sizes[0])]
+
     def part(self, client: Tensor, begin: Tensor, width: int) -> Tensor:
         """Rows of `x` of a piece of n shards, in the shards' own order: `[n, width]`."""
         place = begin[:, None] + torch.arange(width, device=client.device)[None]

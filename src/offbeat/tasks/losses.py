@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from offbeat.errors import shortened
 from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Tree, called
+from offbeat.numerics.vector import of_type
 from offbeat.numerics.windows import Windows
 
 ROWS = (2, 3, 5, 7)  # samples to try with: the first number that no side of outputs or targets has
@@ -71,7 +72,7 @@ def loss_problems(
     for dtype in dict.fromkeys((first.dtype, torch.float32, torch.float64)):  # own constants may fit only one of them
         with warnings.catch_warnings(), forked(devices), torch.enable_grad():
             warnings.simplefilter("ignore")
-            problems = tried(kind, copy.deepcopy(model).to(dtype).train(), loss, x, y, most)
+            problems = tried(kind, of_type(copy.deepcopy(model), dtype).train(), loss, x, y, most)
         if not problems:
             return []
         said = said or problems

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import ConfigError, shown, unknown
-from offbeat.numerics import trial
+from offbeat.numerics import trial, unseen
 from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
@@ -177,7 +177,7 @@ class Task:
         """What number types have to do with a step that fails in one of them."""
         if said := mixed_types(self.model):
             return said
-        for other in NUMBERS if dtype is not None else ():
+        for other in [kind for kind in NUMBERS if dtype not in (None, kind)]:
             try:
                 self.tried_step(other)
             except Exception:  # it is something else, then
@@ -196,7 +196,8 @@ class Task:
         forms = self.forms(dtype, self.training)
         device = next(self.model.parameters()).device
         batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
-        return trial.problems(self.flat_model(dtype).to(device), batch[0], batch[1], self.model)  # type: ignore[arg-type]
+        model, (x, y) = self.flat_model(dtype).to(device), batch
+        return trial.problems(model, x, y) or unseen.problems(model, x, y, self.model)  # type: ignore[arg-type]
 
     def kind_problems(self) -> list[str]:
         """What is not of the kind that a field of a task is."""
