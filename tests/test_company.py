@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from offbeat import METHODS, Experiment, run
+import pytest
+import torch
+
+from offbeat import METHODS, Experiment, Method, run
+from offbeat import trials as trials_module
 from offbeat.assemble import build, build_method
-from offbeat.engines.company import shareable
+from offbeat.engines.company import share_steps, shareable
 from offbeat.trials import SLACK, Aim, Heat, Race, judging, run_heat, run_together
 from test_metrics import small
 
@@ -37,9 +41,9 @@ def test_every_method_that_shares_waves_ends_as_alone(name):
 
 
 def test_many_methods_share():
-    assert {"fedbuff", "local-sgd", "dlsgd-homo", "dlsgd-hetero", "fedasync", "fedprox", "fednova"} <= set(SHARING)
-    assert "scaffold" not in SHARING
-    assert shareable(build_method("scaffold")) == "scaffold has vectors of each client (c_i)"
+    clustered = {"hl-sgd", "async-hl-sgd", "gossip-sgd", "gossip-pga", "hierarchical-local-sgd"}
+    assert set(METHODS) - set(SHARING) == clustered
+    assert shareable(build_method("hl-sgd")) == "hl-sgd steps in clusters"
 
 
 def test_rates_by_version_and_by_step_and_own_server_rates():
@@ -48,6 +52,58 @@ def test_rates_by_version_and_by_step_and_own_server_rates():
     trials = [trial("local-sgd", rate, n=3, server_lr=eta) for rate, eta in ((falling, 1.0), (warm, 0.5), (0.1, 1.5))]
     for alone, one in zip(map(run, trials), run_together([build(t) for t in trials]), strict=True):
         assert one.rows[-1]["loss"] == pytest.approx(alone.loss_final, rel=1e-9)
+
+
+def ends_as_alone(trials):
+    apart, found = [run(each) for each in trials], run_together([build(each) for each in trials])
+    for alone, one in zip(apart, found, strict=True):
+        assert one.rows[-1]["loss"] == pytest.approx(alone.loss_final, rel=1e-9)
+    assert len({one.rows[-1]["loss"] for one in found}) == len(trials)
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"saving": True}, {"reference": "equation-4"}, {"start": "zeros"}])
+def test_what_there_is_of_each_client_is_each_trials_own(options):
+    ends_as_alone([trial("fedagrac", rate, **options) for rate in (0.02, 0.3, 0.1)])
+
+
+@pytest.mark.parametrize("rule", ["averaged", "local"])
+def test_running_statistics_are_each_trials_own(rule):
+    layers = torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
+    task = replace(small(), model=torch.nn.Sequential(*layers), batch_norm=rule)
+    ends_as_alone([replace(trial("local-sgd", rate, n=3), task=task) for rate in (0.02, 0.3, 0.1)])
+
+
+def test_a_rule_that_reads_its_version_is_told_it():
+    def reading(client_lr: float = 0.1) -> Method:
+        def step(path, g, job):
+            return path._replace(y=path.y - job.lr / (1 + job.version) * g)
+
+        method = METHODS["local-sgd"](n=3, client_lr=client_lr)
+        return replace(method, what=replace(method.what, local=replace(method.what.local, step=step)))
+
+    ends_as_alone([replace(trial("local-sgd", rate), method=reading(rate)) for rate in (0.02, 0.3, 0.1)])
+
+
+def test_a_rule_that_takes_its_rate_from_elsewhere_runs_alone():
+    def own(client_lr: float = 0.1, unused: float = 0.0) -> Method:
+        method = METHODS["local-sgd"](n=3, client_lr=0.1)
+        inner = method.what.local.step
+        local = replace(method.what.local, step=lambda y, g, job: inner(y, g * client_lr, job))
+        return replace(method, what=replace(method.what, local=local))
+
+    assert share_steps([own(0.1), own(0.1)])
+    assert share_steps([own(0.1, unused=1.0), own(0.1, unused=2.0)])
+    assert not share_steps([own(0.1), own(0.2)])
+    trials = [replace(trial("local-sgd", 0.1), method=own(rate)) for rate in (0.1, 0.5)]
+    found = run_heat(Heat(tuple(trials), Aim("loss", more=False), halve=False))
+    assert [one.company for one in found] == [1, 1]
+    assert found[0].rows[-1]["loss"] > found[1].rows[-1]["loss"]
+
+
+def test_trials_whose_memories_would_fill_the_machine_run_alone(monkeypatch):
+    monkeypatch.setattr(trials_module, "ROOM", 100)
+    found = run_heat(Heat(tuple(trial("scaffold", rate) for rate in (0.1, 0.2)), Aim("loss", more=False), halve=False))
+    assert [one.company for one in found] == [1, 1]
 
 
 def test_one_that_breaks_leaves_and_the_others_go_on():
@@ -66,13 +122,14 @@ def test_those_that_are_cut_off_stop_there():
     assert [one.rows[-1]["commit"] for one in found] == [12, 6, 12]
 
 
-def test_whoever_cannot_win_any_more_is_cut_off():
+def test_whoever_cannot_win_any_more_is_cut_off(monkeypatch):
     aim, each = Aim("loss", more=False, target=1.0), {"buffer_size": 3, "commits": 40}
     trials = [judging(trial("fedbuff", rate, **each), 0.2, aim) for rate in (0.3, 0.0001)]
     fast, slow = run_heat(Heat(tuple(trials), aim))
     assert aim.seconds(fast.rows) is not None
     assert slow.cut
     assert slow.rows[-1]["commit"] < 40
+    monkeypatch.setattr(trials_module, "ROOM", 0)
     personal = judging(trial("scaffold", 0.0001, n=3, commits=40), 0.2, aim)
     (alone,) = run_heat(Heat((personal,), aim, best=aim.seconds(fast.rows)))
     assert alone.cut

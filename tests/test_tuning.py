@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offbeat import ConfigError, Experiment, OffbeatError, Task, run, tuning
+from offbeat import ConfigError, Experiment, OffbeatError, Task, run, trials, tuning
 from offbeat.proposals import parse_search, proposed
 from offbeat.toml import read
 from offbeat.trials import NEVER, Aim, Tried, judging, run_heat
@@ -47,7 +47,8 @@ def test_the_test_set_is_not_looked_at():
     assert judging(experiment(), 0.2, Aim()).evaluate["on"] == "held-out"
 
 
-def test_choices_of_sizes_and_steps_and_methods_that_cannot_share():
+def test_choices_of_sizes_and_steps_and_methods_that_cannot_share(monkeypatch):
+    monkeypatch.setattr(trials, "ROOM", 0)  # for what SCAFFOLD has of each client
     search = {"client_lr": Between(0.01, 1.0), "local_steps": [2, 4], "buffer_size": [2, 4]}
     scaffold = experiment(method={"name": "scaffold", "n": 3})
     found = tune({"fedbuff": experiment(method="fedbuff"), "scaffold": scaffold}, search, trials=4, seeds=(0,))

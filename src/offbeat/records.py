@@ -10,6 +10,9 @@ from typing import NamedTuple, TypeAlias
 
 JobName: TypeAlias = "tuple[int, int]"
 
+TRIAL = 32  # bits of a version; above them stands the number of the trial, where several are computed together
+VERSION = (1 << TRIAL) - 1
+
 
 # ---- commands -----------------------------------------------------------------------------------
 class Start(NamedTuple):

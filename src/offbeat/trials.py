@@ -16,7 +16,7 @@ from typing import Any
 
 from offbeat.assemble import Built, build, build_method
 from offbeat.config import Experiment
-from offbeat.engines.company import Company, common, shareable
+from offbeat.engines.company import Company, common, share_steps, shareable
 from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiment import run
 from offbeat.runs.loop import Evaluate
@@ -29,6 +29,7 @@ NEVER = 1e15  # virtual seconds that count where the target was not reached
 
 CUTS = (0.25, 0.5)  # shares of the budget at which the worse half leaves
 LEAST = 2  # trials that stay then
+ROOM = 1 << 30  # bytes for what there is of each client, of all trials that go together
 SLACK = 1.5  # times the best seconds to the target that a trial may take
 
 Rows = list[dict[str, Any]]
@@ -124,13 +125,21 @@ class Heat:
 def run_heat(heat: Heat) -> list[Tried]:
     began = time.perf_counter()
     race = Race(heat.aim, heat.best, list(CUTS) if heat.halve else [])
-    if shareable(build_method(heat.experiments[0].method)) is None:
-        tried = run_together([build(experiment) for experiment in heat.experiments], race)
+    builts = [build(experiment) for experiment in heat.experiments]
+    if shareable(builts[0].method) is None and share_steps([built.method for built in builts]) and have_room(builts):
+        tried = run_together(builts, race)
     else:
         tried = [run_alone(experiment, race) for experiment in heat.experiments]
     for one in tried:
         one.seconds = (time.perf_counter() - began) / len(tried)
     return tried
+
+
+def have_room(builts: Sequence[Built]) -> bool:
+    """Whether what there is of each client can be held for all trials at once."""
+    first, many = builts[0], len(builts)
+    vectors = len(first.method.what.personal) + (first.task.batch_norm == "local")
+    return vectors * many * first.task.clients * first.task.numbers * 8 <= ROOM
 
 
 def grouped(experiments: Sequence[Experiment], company: bool = True) -> list[list[int]]:

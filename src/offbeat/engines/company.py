@@ -10,36 +10,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import FunctionType
+from typing import Any
 
 import torch
 
-from offbeat.engines.engine import Engine
+from offbeat.engines.engine import Engine, prime
 from offbeat.engines.server import Server
+from offbeat.engines.solver import LocalSolver
 from offbeat.engines.updates import Result, gathered
 from offbeat.method import ClientRate, Method, State, StepRate
-from offbeat.records import Begun, JobName
+from offbeat.numerics.batch_norm import normalised
+from offbeat.records import TRIAL, VERSION, Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
-
-BITS = 32  # of a version; the trial stands above
-MASK = (1 << BITS) - 1
 
 
 def shareable(method: Method) -> str | None:
     """Why trials of a method cannot share waves, or None."""
-    if method.what.personal:
-        return f"{method.name} has vectors of each client ({', '.join(method.what.personal)})"
-    if method.what.prime is not None:
-        return f"{method.name} begins with a look at all shards"
     return f"{method.name} steps in clusters" if method.when.speaks_of == "clusters" else None
+
+
+def share_steps(methods: Sequence[Method]) -> bool:
+    """Whether the local rules differ by their `rates` alone. One that takes its rate from elsewhere, such as the option
+    that its function was called with, is another rule."""
+    first, *others = (replace(method.what.local, rates={}) for method in methods)
+    return all(same(first, other) for other in others)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two things do the same, functions by their code and what they close over."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, FunctionType):
+        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, other)]
+        ours = (one.__code__, one.__defaults__, one.__kwdefaults__, cells[0])
+        return same(ours, (other.__code__, other.__defaults__, other.__kwdefaults__, cells[1]))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, partial):
+        return same((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(one == other) or (hasattr(one, "__dict__") and same(vars(one), vars(other)))
 
 
 def together(rates: Sequence[ClientRate]) -> ClientRate:
     """One rate for all trials, by whose version it is asked."""
     if any(isinstance(rate, StepRate) for rate in rates):
         steps = [rate if isinstance(rate, StepRate) else by_version(rate) for rate in rates]
-        return StepRate(lambda version, step, many: steps[version >> BITS].at(version & MASK, step, many))
+        return StepRate(lambda version, step, many: steps[version >> TRIAL].at(version & VERSION, step, many))
     plain = [rate for rate in rates if not isinstance(rate, StepRate)]
-    return lambda version: plain[version >> BITS](version & MASK)
+    return lambda version: plain[version >> TRIAL](version & VERSION)
 
 
 def by_version(rate: ClientRate) -> StepRate:
@@ -61,10 +87,10 @@ class Versions(Mapping[int, State]):
         self.servers = servers
 
     def __getitem__(self, key: int) -> State:
-        return self.servers[key >> BITS].versions[key & MASK]
+        return self.servers[key >> TRIAL].versions[key & VERSION]
 
     def __iter__(self) -> Iterator[int]:
-        return (trial << BITS | version for trial, server in enumerate(self.servers) for version in server.versions)
+        return (trial << TRIAL | version for trial, server in enumerate(self.servers) for version in server.versions)
 
     def __len__(self) -> int:
         return sum(len(server.versions) for server in self.servers)
@@ -75,12 +101,16 @@ class Company:
 
     def __init__(self, engine: Engine, methods: Sequence[Method]) -> None:
         self.engine = engine
-        sizes, start = engine.server.sizes, engine.solver.problem.model.initial()
-        self.servers = [Server(method, start, engine.server.seed, sizes, None) for method in methods]
+        first, model = engine.server, engine.flat
+        whole = [normalised(method, model.statistics, model.rule) for method in methods]
+        self.servers = [Server(method, model.initial(), first.seed, first.sizes, None) for method in whole]
         self.results: list[dict[JobName, Result]] = [{} for _ in methods]
         self.live = list(range(len(methods)))
         self.failed: dict[int, str] = {}  # trials that stopped on bad numbers, and why
         self.versions = Versions(self.servers)
+        assert isinstance(engine.solver, LocalSolver)
+        engine.solver.remember(len(methods))
+        prime(self.servers, engine.solver)
 
     def commits(self, horizon: Horizon) -> Iterator[tuple[Step, list[int]]]:
         """Makes the commits of every trial that lives; ends when none does."""
@@ -97,7 +127,7 @@ class Company:
             yield step, staleness
 
     def compute(self, horizon: Horizon, jobs: list[Begun]) -> None:
-        rows = [job._replace(version=trial << BITS | job.version) for trial in self.live for job in jobs]
+        rows = [job._replace(version=trial << TRIAL | job.version) for trial in self.live for job in jobs]
         with self.engine.settings:
             outcome = self.engine.solver.solve(self.versions, rows)
         for job in jobs:

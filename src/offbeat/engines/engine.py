@@ -66,6 +66,27 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+@torch.no_grad()
+def prime(servers: Sequence[Server], solver: Solver) -> None:
+    """Where a rule asks for it, begin with every client's gradient over its shard at version 0; `servers` have it in
+    common."""
+    first, rule = servers[0], servers[0].method.what
+    if rule.prime is None:
+        return
+    assert rule.share is not None
+    many, model = len(first.sizes), first.broadcast()["model"]
+    share = rule.share(first.cohort(range(many), [0] * many, [1] * many))
+    mean = torch.zeros_like(model)
+    for clients, gradients in solver.opening(model):
+        arrived = received(rule.up, gradients, keys.key(first.seed, "prime", clients))
+        mean += share[clients].to(mean.dtype) @ arrived
+        for server in servers:
+            if server.kept is not None:
+                server.kept.write(clients, dict.fromkeys(rule.keeps, arrived))
+    for server in servers:
+        server.prime(mean)
+
+
 class Engine(Shown):
     """A server, a solver, and the updates between them. `commits(horizon)` yields as commits are made."""
 
@@ -101,29 +122,13 @@ class Engine(Shown):
                 self.solver = LocalSolver(
                     problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
                 )
-            if method.what.prime is not None:
-                self.prime()
+            prime([self.server], self.solver)
             self.looks = Looks(task, watch or Watch(), model, samples)
 
     @property
     def threads(self) -> int:
         """What the rules of rounding go by on a processor."""
         return self.settings.threads
-
-    @torch.no_grad()
-    def prime(self) -> None:
-        """Begin with every client's gradient over its shard at version 0."""
-        rule, server, many = self.method.what, self.server, len(self.server.sizes)
-        assert rule.share is not None
-        share = rule.share(server.cohort(range(many), [0] * many, [1] * many))
-        model = server.broadcast()["model"]
-        mean = torch.zeros_like(model)
-        for clients, gradients in self.solver.opening(model):
-            arrived = received(rule.up, gradients, keys.key(server.seed, "prime", clients))
-            mean += share[clients].to(mean.dtype) @ arrived
-            if server.kept is not None:
-                server.kept.write(clients, dict.fromkeys(rule.keeps, arrived))
-        server.prime(mean)
 
     # ---- the loop -------------------------------------------------------------------------------
     def commits(self, horizon: Horizon) -> Iterator[Done]:

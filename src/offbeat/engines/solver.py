@@ -32,7 +32,7 @@ from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.threads import threads
 from offbeat.numerics.unseen import gradient_hook
 from offbeat.numerics.wave import Outcome, Problem
-from offbeat.records import Begun
+from offbeat.records import TRIAL, Begun
 
 Rung = Literal["captured", "plain", "one by one"]
 LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
@@ -125,13 +125,11 @@ class LocalSolver:
             cuda = self.device.type == "cuda"
             self.advance = GraphAdvance() if cuda else TiledAdvance(problem, threads, side_by_side)
         self.answers: deque[Answer] = deque()
-        self.memory: Memory | None = memory
-        names, samples = problem.local.remembers, problem.samples
-        if names and memory is None:
-            self.memory = Memory(
-                names, samples.clients, problem.model.dimension, problem.model.dtype, self.device, choice
-            )
-        self.last = torch.full((samples.clients if names else 0,), -1)  # job whose memory a client has
+        self.choice, self.trials, self.memory = choice, 1, memory
+        if memory is None:
+            self.remember(1)
+        samples = problem.samples
+        self.last = torch.full((samples.clients if problem.local.remembers else 0,), -1)  # job whose memory it has
         rows = samples.first_rows(min(samples.per_step(0), FEW))
         hook = None if mode == "twin" else gradient_hook(problem.model, samples.x[rows], samples.y[rows])
         if hook is not None:
@@ -284,6 +282,18 @@ class LocalSolver:
         warnings.warn(text, stacklevel=2)
 
     # ---- starts and memory ----------------------------------------------------------------------
+    def remember(self, trials: int) -> None:
+        """Room for what the clients of so many trials remember."""
+        model, names, clients = self.problem.model, self.problem.local.remembers, self.problem.samples.clients
+        self.trials = trials
+        if names:
+            self.memory = Memory(names, trials * clients, model.dimension, model.dtype, self.device, self.choice)
+
+    def seats(self, rows: Sequence[Begun]) -> Tensor:
+        """Where the memory has the clients of these jobs, those of a trial behind those of the one before it."""
+        clients = self.problem.samples.clients
+        return torch.tensor([(job.version >> TRIAL) * clients + job.client for job in rows])
+
     def rows(self, jobs: list[Begun]) -> list[Begun]:
         """The jobs that clients do: these, or those of the devices of these clusters."""
         return jobs if self.blocks is None else self.blocks.rows(jobs)
@@ -300,7 +310,7 @@ class LocalSolver:
                 for name in versions[used[0]]
             }
         if self.memory is not None:
-            starts |= self.memory.read(self.problem.local.remembers, torch.tensor([job.client for job in rows]))
+            starts |= self.memory.read(self.problem.local.remembers, self.seats(rows))
         return starts
 
     def remembered(self, jobs: list[Begun], outcome: Outcome) -> Outcome:
@@ -308,10 +318,9 @@ class LocalSolver:
         if self.memory is None:
             return outcome
         rows = self.rows(jobs)
-        clients = torch.tensor([job.client for job in rows])
         names = self.problem.local.remembers
-        self.memory.write(clients, {name: outcome.updates.pop(name) for name in names})
-        self.last[clients] = torch.tensor([job.job for job in rows])
+        self.memory.write(self.seats(rows), {name: outcome.updates.pop(name) for name in names})
+        self.last[[job.client for job in rows]] = torch.tensor([job.job for job in rows])
         return outcome
 
     def has_moved(self, client: int, number: int) -> bool:
@@ -320,11 +329,11 @@ class LocalSolver:
 
     def opening(self, model: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every client's gradient over its shard, some clients at a time; what they remember starts there."""
-        everyone = torch.arange(self.problem.samples.clients, device=self.device)
-        for clients in torch.split(everyone, self.limit):
+        many = self.problem.samples.clients
+        for clients in torch.split(torch.arange(many, device=self.device), self.limit):
             gradients = numerics.opening_gradients(self.problem, model.expand(len(clients), -1), clients)
-            if self.memory is not None:
-                self.memory.write(clients, dict.fromkeys(self.problem.local.remembers, gradients))
+            for trial in range(self.trials if self.memory is not None else 0):
+                self.memory.write(trial * many + clients, dict.fromkeys(self.problem.local.remembers, gradients))
             yield clients, gradients
 
     # ---- checkpoints ----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from offbeat.numerics.local import Descent
 from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
 from offbeat.numerics.vector import FlatModel
-from offbeat.records import Begun
+from offbeat.records import VERSION, Begun
 
 CHUNK = 1 << 22  # sample rows drawn at once for a wave
 
@@ -145,7 +145,7 @@ def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Wo
     client, number, version = who
     batch, rule = (keys.key(problem.seed, purpose, client, number) for purpose in ("batch", "rule"))
     earlier = number * np.array([job.steps for job in jobs], dtype=np.int64)
-    whole = torch.from_numpy(np.stack([client, batch, rule, version, np.zeros_like(client), earlier]))
+    whole = torch.from_numpy(np.stack([client, batch, rule, version & VERSION, np.zeros_like(client), earlier]))
     rows, key, own, start, first, read = whole.to(device, non_blocking=True)
     local, epoch = problem.local, problem.samples.epoch
     means = [rates_of(rate, jobs) for rate in local.rates.values()]
