@@ -28,7 +28,7 @@ from offbeat.tuning import Between, tune
 TARGET = 0.85
 LOW, HIGH, MANY = 0.001, 3.0, 12  # where `offbeat tune` looks, too
 SEEDS = (0, 1, 2)
-TRIALS = 10
+TRIALS = 16  # the default of `offbeat tune`
 BUDGET = {"commits": 250}
 TASK = {"name": "digits", "split": {"name": "dirichlet", "alpha": 0.5}}
 METHODS: dict[str, dict[str, Any]] = {

@@ -292,6 +292,17 @@ def test_the_set_that_figures_come_from_is_named():
     assert data(small(test=False), hold_out=0.2) == "the held-out parts of shards"
     assert data(small(), hold_out=0.2, on="held-out") == "the held-out parts of shards"
     assert data(small(), on="train") == "the training data"
+    assert data(small(), samples=60) == "the test set"
+    assert data(small(), samples=7) == "the test set (7 of 60 samples)"
+
+
+def test_of_a_large_set_samples_at_even_distances_are_looked_at():
+    task = small()
+    few = replace(task, test=tuple(t[[0, 8, 17, 25, 34, 42, 51]] for t in task.test))
+    ours = run(experiment(task, evaluate={"every_commits": 4, "samples": 7}))
+    assert [row["loss"] for row in ours.metrics] == [row["loss"] for row in run(experiment(few)).metrics]
+    with pytest.raises(ConfigError, match=r"evaluate\.samples = 0"):
+        run(experiment(task, evaluate={"every_commits": 4, "samples": 0}))
 
 
 def test_resumed_and_replayed_runs_have_the_same_figures(tmp_path):

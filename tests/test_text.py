@@ -15,6 +15,7 @@ from offbeat import Experiment, Task, run
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.numerics.windows import Stream, Windows, windows
 from offbeat.tasks import text
+from offbeat.tasks.looks import holding_out
 from offbeat.tasks.make import build_task
 from offbeat.tasks.sequence_models import gpt
 from test_data import root, write_har  # noqa: F401
@@ -130,6 +131,25 @@ def test_windows_train_as_the_tensors_do_that_they_stand_for(mode: Any) -> None:
     assert ours.loss_final == theirs.loss_final
     assert ours.accuracy_final == theirs.accuracy_final is not None
     assert all(torch.equal(ours.model[name], theirs.model[name]) for name in ours.model)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 6])
+@pytest.mark.parametrize("deal", ["parts", "all over"])
+def test_nobody_trains_on_a_token_that_is_held_out(stride: int, deal: str) -> None:
+    x, y = windows(np.random.default_rng(0).integers(0, 5, 400, dtype=np.uint8), 6, stride=stride, predict="last")
+    many = len(x) // 4
+    shards = [range(i, len(x), 4) if deal == "all over" else range(i * many, i * many + many) for i in range(4)]
+    task = Task(torch.nn.Linear(6, 5), torch.nn.CrossEntropyLoss(), (x, y), shards)
+    held = holding_out(task, 0.25, 0)
+    starts = x.start.numpy()
+    tokens = [{t for rows in sets for row in rows for t in range(starts[row], starts[row] + 6)} for sets in
+              (held.shards, held.held_out or [])]  # fmt: skip
+    assert not tokens[0] & tokens[1]
+    assert [len(rows) for rows in held.held_out or []] == [round(0.25 * len(shard)) for shard in shards]
+    lost = len(x) // 4 * 4 - sum(map(len, (*held.shards, *(held.held_out or []))))
+    assert lost <= (6 // stride) * (1 if deal == "all over" else 4) * 2
+    for kept, out in zip(held.shards, held.held_out or [], strict=True):
+        assert max(kept) < min(out)  # the end of each text judges
 
 
 # ---- owners -------------------------------------------------------------------------------------

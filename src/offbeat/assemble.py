@@ -26,6 +26,7 @@ from offbeat.keys import generator
 from offbeat.method import Method, Policy, Rule
 from offbeat.numerics.batch_norm import method_problems, tracking
 from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
+from offbeat.numerics.threads import threads
 from offbeat.options import WHOLE, fits, option_problems, spoken, value_problems
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Evaluate
@@ -126,7 +127,7 @@ class Built:
         """Which figures the run is to give."""
         given = Evaluate(**self.experiment.evaluate)
         speed = speed_thirds(self.fleet.step_seconds)
-        return Watch(given.on, given.clients, bool(given.training_loss), speed)
+        return Watch(given.on, given.clients, bool(given.training_loss), given.samples, speed)
 
     def horizon(self, driver: Driver, last: int | None = None) -> Horizon:
         until = self.experiment.until
@@ -190,7 +191,7 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
 
 def build(experiment: Experiment) -> Built:
     """All objects of an experiment, or one error that names everything that is wrong with it."""
-    with registry.recording() as sources:
+    with registry.recording() as sources, threads(1):  # calls that are tried are small; several threads would wait
         built = objects(experiment)
     return replace(built, sources=sources)
 

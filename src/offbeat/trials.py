@@ -27,6 +27,7 @@ RATES = ("client_lr", "server_lr", "beta")  # options that change no schedule
 LAST = 3  # evaluations whose mean is a trial's value
 NEVER = 1e15  # virtual seconds that count where the target was not reached
 
+JUDGES = 10_000  # samples that judge a trial, where more are held out
 CUTS = (0.25, 0.5)  # shares of the budget at which the worse half leaves
 LEAST = 2  # trials that stay then
 ROOM = 1 << 30  # bytes for what there is of each client, of all trials that go together
@@ -93,7 +94,7 @@ class Aim:
 
 def judging(experiment: Experiment, hold_out: float, aim: Aim) -> Experiment:
     """The experiment as trials run it: a part of every shard is held out, and all figures come from there."""
-    looks = {**experiment.evaluate, "hold_out": hold_out, "on": "held-out", "clients": False}
+    looks = {"samples": JUDGES, **experiment.evaluate, "hold_out": hold_out, "on": "held-out", "clients": False}
     if not {"every_commits", "every_seconds"} & {k for k, v in looks.items() if v is not None}:
         looks["every_commits"] = 10
     limits = {name: value for name, value in experiment.until.items() if plain_name(name) != aim.metric}
@@ -125,7 +126,9 @@ class Heat:
 def run_heat(heat: Heat) -> list[Tried]:
     began = time.perf_counter()
     race = Race(heat.aim, heat.best, list(CUTS) if heat.halve else [])
-    builts = [build(experiment) for experiment in heat.experiments]
+    first, *others = heat.experiments
+    alike = build(first)  # the task is read once for all
+    builts = [alike, *(replace(alike, experiment=other, method=build_method(other.method)) for other in others)]
     if shareable(builts[0].method) is None and share_steps([built.method for built in builts]) and have_room(builts):
         tried = run_together(builts, race)
     else:

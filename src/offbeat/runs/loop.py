@@ -52,6 +52,7 @@ class Evaluate:
     every_seconds: float | None = None
     metrics: list[Any] | None = None  # further ones, by name
     on: Literal["test", "train", "held-out"] | None = None  # where the figures come from
+    samples: int | None = None  # of that set at most so many, at even distances
     clients: bool | None = None  # single clients, too; left out: where there are sets of them
     training_loss: bool | None = None  # the mean over clients of the loss over their shards
     hold_out: float | None = None  # a share of every shard that is not trained on, but looked at

@@ -95,7 +95,7 @@ def titled(name: str, results: Sequence[Mapping[str, Any]]) -> str:
     data = {result.get("metrics", {}).get(name, {}).get("data") for result in results}
     if len(data) > 1 or not data or None in data:
         return name
-    return f"{name} ({SHORT[one]})" if (one := data.pop()) in SHORT else name
+    return f"{name} ({SHORT[one]})" if (one := str(data.pop()).split(" (")[0]) in SHORT else name
 
 
 def further(results: Sequence[Mapping[str, Any]]) -> list[str]:

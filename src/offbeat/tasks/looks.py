@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Fi
 from offbeat.numerics.metrics import as_metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
+from offbeat.numerics.windows import Windows
 from offbeat.tasks.task import Task, metric_problems
 
 TEST = "the test set"
@@ -33,6 +35,7 @@ class Watch:
     on: Kind | None = None  # where loss and metrics come from; None: the test set, or the training data without one
     clients: bool | None = None
     training_loss: bool = False
+    samples: int | None = None  # of the set of loss and metrics at most so many, at even distances
     speed: Sequence[int] | None = None  # of each client: 0 the fast third, 1 the middle, 2 the slow
 
 
@@ -45,7 +48,11 @@ class Looks:
         metrics = task.all_metrics
         data, x, y = main_set(task, watch.on, model, samples)
         tested = model.reading(task.forms(model.dtype, task.testing))
-        main = Evaluation(tested if data == TEST else model, x, y, metrics, data, self.faults)
+        mine = tested if data == TEST else model
+        if watch.samples is not None and len(x) > watch.samples:
+            rows = torch.arange(watch.samples, device=samples.x.device) * len(x) // watch.samples
+            data, x, y = f"{data} ({watch.samples:,} of {len(x):,} samples)", x[rows], y[rows]
+        main = Evaluation(mine, x, y, metrics, data, self.faults)
         self.evaluations: list[Evaluation | ClientEvaluation] = [main]
         for name, data, x, y, rows in client_sets(task, watch, model, samples):
             speed = None if name == "unseen" else watch.speed
@@ -85,14 +92,19 @@ def main_set(task: Task, on: Kind | None, model: FlatModel, samples: Samples) ->
     if task.held_out is not None and (on == "held-out" or (on is None and task.test is None)):
         rows = np.unique(np.concatenate([np.asarray(each, dtype=np.int64) for each in task.held_out]))
         where = torch.from_numpy(rows).to(samples.x.device)
-        return "the held-out parts of shards", samples.x[where], samples.y[where]
+        return "the held-out parts of shards", rows_of(samples.x, where), rows_of(samples.y, where)
     if on == "train" or task.test is None:
         if task.held_out is None and task.unseen is None:
             return "the training data", samples.x, samples.y
         where = torch.unique(samples.order)
-        return "the training data", samples.x[where], samples.y[where]
+        return "the training data", rows_of(samples.x, where), rows_of(samples.y, where)
     x, y = (t.to(samples.x.device) for t in task.evaluation(model.dtype))
     return TEST, x, y
+
+
+def rows_of(data: Set, rows: Tensor) -> Set:
+    """These rows; those of windows are not copied."""
+    return replace(data, start=data.start[rows]) if isinstance(data, Windows) else data[rows]
 
 
 def client_sets(
@@ -117,18 +129,22 @@ def client_sets(
 
 # ---- what is held out ---------------------------------------------------------------------------
 def holding_out(task: Task, share: float, seed: int) -> Task:
-    """The task without this share of every shard, which becomes the client's held-out part. A row that several clients
-    have is held out of all of them."""
+    """The task without this share of every shard, which becomes the client's held-out part: drawn by key, or, of
+    windows of a text, the last ones. What is held out is trained on by nobody: neither a row that several clients have,
+    nor a window that has tokens in common with such a one."""
     root = keys.key(seed, "hold-out")
     shards = [np.asarray(shard, dtype=np.int64) for shard in task.shards]
-    held = []
+    text = task.training[0] if isinstance(task.training[0], Windows) else None
+    out = np.zeros(1 + max((int(shard.max()) for shard in shards if len(shard)), default=0), bool)
     for shard in shards:
-        places = keys.uniform(keys.fold(root, shard))
+        places = keys.uniform(keys.fold(root, shard)) if text is None else -text.start[shard].numpy()
         many = min(len(shard) - 1, max(1, round(share * len(shard)))) if len(shard) > 1 else 0
-        held.append(np.sort(shard[np.argsort(places, kind="stable")[:many]]))
-    out = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
-    kept = [shard[~np.isin(shard, out)] for shard in shards]
-    if not len(out):
+        out[shard[np.argsort(places, kind="stable")[:many]]] = True
+    kept = [shard[~out[shard]] for shard in shards]
+    if text is not None and out.any():
+        clear = apart(text, np.flatnonzero(out))
+        kept = [shard[clear[shard]] for shard in kept]
+    if not out.any():
         raise ConfigError(
             [f"evaluate.hold_out = {share}: no client has two samples, so no part of a shard can be held out; give "
              "clients more samples (a task with fewer clients)"]
@@ -137,7 +153,17 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
         raise ConfigError(
             [f"evaluate.hold_out = {share}: a client would be left without samples to train on; hold out less"]
         )
-    return replace(task, shards=kept, held_out=[shard[np.isin(shard, out)] for shard in shards])
+    return replace(task, shards=kept, held_out=[shard[out[shard]] for shard in shards])
+
+
+def apart(text: Windows, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Of each window, whether it shares no token with any of these."""
+    starts, length = text.start.numpy(), text.length or 1
+    taken = np.zeros(2 + int(starts.max()) + length, np.int64)  # by how many more than the place before
+    np.add.at(taken, starts[rows], 1)
+    np.subtract.at(taken, starts[rows] + length, 1)
+    before = np.concatenate([[0], np.cumsum(np.cumsum(taken) > 0)])  # taken tokens in front of each place
+    return before[starts + length] == before[starts]
 
 
 def leaving_out(task: Task, clients: int, seed: int) -> Task:

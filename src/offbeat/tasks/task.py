@@ -144,9 +144,11 @@ class Task:
                 found.append(f"{name} has no rows at all; give rows for one client at least, or leave it out")
             found += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
             if not found and kind == "training":
-                trained = np.unique(np.concatenate([np.asarray(shard, dtype=np.int64) for shard in self.shards]))
-                both = np.intersect1d(trained, np.concatenate([np.asarray(s, dtype=np.int64) for s in there or [[]]]))
-                if len(both):
+                trained, looked_at = np.zeros(rows, bool), np.zeros(rows, bool)
+                for mask, parts in ((trained, self.shards), (looked_at, there)):
+                    for part in parts:
+                        mask[np.asarray(part, dtype=np.int64)] = True
+                if len(both := np.flatnonzero(trained & looked_at)):
                     found.append(f"{name} has row {both[0]}, and {len(both) - 1} more, that clients train on")
         return found
 
