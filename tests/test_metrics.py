@@ -301,6 +301,8 @@ def test_of_a_large_set_samples_at_even_distances_are_looked_at():
     few = replace(task, test=tuple(t[[0, 8, 17, 25, 34, 42, 51]] for t in task.test))
     ours = run(experiment(task, evaluate={"every_commits": 4, "samples": 7}))
     assert [row["loss"] for row in ours.metrics] == [row["loss"] for row in run(experiment(few)).metrics]
+    with pytest.raises(ConfigError, match="client 1 has sample 7"):
+        run(experiment(replace(task, shards=[[0, 1], [-9, 7]]), evaluate={"every_commits": 4, "hold_out": 0.5}))
     with pytest.raises(ConfigError, match=r"evaluate\.samples = 0"):
         run(experiment(task, evaluate={"every_commits": 4, "samples": 0}))
 

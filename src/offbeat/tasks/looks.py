@@ -22,7 +22,8 @@ from offbeat.numerics.metrics import as_metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
-from offbeat.tasks.task import Task, metric_problems
+from offbeat.options import LARGEST
+from offbeat.tasks.task import Task, metric_problems, shard_problems
 
 TEST = "the test set"
 Kind = Literal["test", "train", "held-out"]
@@ -50,8 +51,8 @@ class Looks:
         tested = model.reading(task.forms(model.dtype, task.testing))
         mine = tested if data == TEST else model
         if watch.samples is not None and len(x) > watch.samples:
-            rows = torch.arange(watch.samples, device=samples.x.device) * len(x) // watch.samples
-            data, x, y = f"{data} ({watch.samples:,} of {len(x):,} samples)", x[rows], y[rows]
+            few = torch.arange(watch.samples, device=samples.x.device) * len(x) // watch.samples
+            data, x, y = f"{data} ({watch.samples:,} of {len(x):,} samples)", x[few], y[few]
         main = Evaluation(mine, x, y, metrics, data, self.faults)
         self.evaluations: list[Evaluation | ClientEvaluation] = [main]
         for name, data, x, y, rows in client_sets(task, watch, model, samples):
@@ -132,10 +133,12 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
     """The task without this share of every shard, which becomes the client's held-out part: drawn by key, or, of
     windows of a text, the last ones. What is held out is trained on by nobody: neither a row that several clients have,
     nor a window that has tokens in common with such a one."""
+    text = task.data[0] if isinstance(task.data, tuple) and isinstance(task.data[0], Windows) else None
+    if problems := shard_problems(task.shards, LARGEST if text is None else len(text)):
+        raise ConfigError(problems)
     root = keys.key(seed, "hold-out")
     shards = [np.asarray(shard, dtype=np.int64) for shard in task.shards]
-    text = task.training[0] if isinstance(task.training[0], Windows) else None
-    out = np.zeros(1 + max((int(shard.max()) for shard in shards if len(shard)), default=0), bool)
+    out = np.zeros(1 + max(int(shard.max()) for shard in shards), bool)
     for shard in shards:
         places = keys.uniform(keys.fold(root, shard)) if text is None else -text.start[shard].numpy()
         many = min(len(shard) - 1, max(1, round(share * len(shard)))) if len(shard) > 1 else 0
@@ -163,7 +166,8 @@ def apart(text: Windows, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     np.add.at(taken, starts[rows], 1)
     np.subtract.at(taken, starts[rows] + length, 1)
     before = np.concatenate([[0], np.cumsum(np.cumsum(taken) > 0)])  # taken tokens in front of each place
-    return before[starts + length] == before[starts]
+    found: npt.NDArray[np.bool_] = before[starts + length] == before[starts]
+    return found
 
 
 def leaving_out(task: Task, clients: int, seed: int) -> Task:
