@@ -378,6 +378,53 @@ def test_light_models_and_small_evaluations_take_one_thread(width: int, inside: 
         torch.set_num_threads(before)
 
 
+def test_tiles_of_a_large_model_take_turns_with_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            noted.append(torch.get_num_threads())
+            return super().forward(x)
+
+    x, y = torch.randn(40, 1500), torch.randint(100, (40,))
+    task = Task(Noting(1500, 100), functional.cross_entropy, (x, y), [range(10 * i, 10 * i + 10) for i in range(4)])
+    jobs, before, updates = [Begun(client, 1, 0, 3) for client in range(4)], torch.get_num_threads(), []
+    monkeypatch.setattr("offbeat.engines.tiles.ALONE", 1)
+    torch.set_num_threads(2)
+    try:
+        for large, inside in ((1 << 60, 1), (1, 2)):
+            monkeypatch.setattr("offbeat.engines.tiles.LARGE", large)
+            ours = Engine(build_method("local-sgd"), task, 0, torch.device("cpu"), threads=2)
+            noted.clear()
+            updates.append(ours.solve(jobs).updates["delta"])
+            assert set(noted) == {inside}
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(*updates, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["local-sgd", "scaffold"])
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("side", [4, 12], ids=["more weights than images", "more images than weights"])
+def test_large_kernels_move_without_a_copy_of_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, side: int, clients: int, method: str
+) -> None:
+    x, y = torch.randn(12, 64, side, side), torch.randint(3, (12,))
+    layers = nn.Conv2d(64, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * side**2, 3)
+    task = Task(nn.Sequential(*layers), functional.cross_entropy, (x, y), [range(4 * i, 4 * i + 4) for i in range(3)])
+    made = build_method({"name": method, "n": 3, "client_lr": 0.05})
+
+    def solved(worth: int, precision: Any, mode: Any) -> list[Tensor]:
+        monkeypatch.setattr("offbeat.engines.tiles.WORTH", worth)
+        ours = Engine(made, task, 0, torch.device("cpu"), precision, mode, threads=2)
+        rounds = [[Begun(client, number, 0, 3) for client in range(clients)] for number in range(3)]
+        return [ours.solve(jobs).updates["delta"] for jobs in rounds]  # what clients remember moves from job to job
+
+    assert all(map(torch.equal, solved(10**9, "float32", "wave"), solved(1, "float32", "wave")))
+    for ours, twin in zip(solved(1, "float64", "wave"), solved(1, "float64", "twin"), strict=True):
+        assert torch.allclose(ours, twin, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "lr", [0.05, {"schedule": "local-cosine", "value": 0.05}], ids=["one rate", "a rate for each step"]
 )

@@ -4,7 +4,7 @@ Taking a step through `vmap` and autograd costs the same few milliseconds of Pyt
 A size of tile that is used for long is traced once into its bare tensor operations, and those are replayed without
 Python and its lock: the same operations in the same order, so the same bits. A wave is cut into tiles whose models stay
 in the cache; tiles run side by side, each on one thread. A wave of one tile uses several threads inside each operation,
-unless the model is light.
+unless the model is light; so do the tiles of a large model, one after the other.
 
 What decides rounding follows by rule from the wave and `threads`: how it is cut, and whether operations are threaded.
 How many tiles run at once changes nothing but the time.
@@ -38,6 +38,7 @@ CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch
 MOST = 320 << 20  # bytes of work in a tile
 ALONE = 8 << 20  # bytes of work that are worth a tile, and so a core, of their own: below, a step is mostly calls
 LIGHT = 1 << 20  # bytes of work of a client below which more threads in an operation only wait for each other
+LARGE = 16 << 20  # bytes of a model from which on two side by side only take the memory from each other
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
@@ -66,7 +67,7 @@ class TiledAdvance:
         self.side_by_side = min(threads, side_by_side)  # tiles at once
         self.most = max(1, min(MOST // work, CACHED // models))  # clients in a tile
         self.least = max(1, ALONE // work)
-        self.light = work < LIGHT
+        self.light, self.large = work < LIGHT, models >= LARGE
         self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
         self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
         self.steps: dict[tuple[int, int], Steps] = {}
@@ -96,12 +97,12 @@ class TiledAdvance:
         def take(part: Any) -> Any:
             return self.tile(problem, *part, begin, count, width)  # type: ignore[call-arg]
 
-        if len(parts) == 1:
-            with threads(1 if self.light else self.inside), unoptimised():
-                return take(parts[0])  # type: ignore[no-any-return]
-        with threads(1), unoptimised():
+        alone = len(parts) == 1 or self.large
+        with threads(self.inside if alone and not self.light else 1), unoptimised():
             free = all((size, width) in self.steps for size in sizes)  # of the module, which serves one at a time
-            done = list((workers(self.side_by_side).map if free else map)(take, parts))
+            done = list((workers(self.side_by_side).map if free and not alone else map)(take, parts))
+        if len(done) == 1:
+            return done[0]  # type: ignore[no-any-return]
         joined: tuple[Carry, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done)
         return joined
 
@@ -279,7 +280,8 @@ class Forms(Interpreter):
 
     def run_node(self, n: Any) -> Any:
         result = super().run_node(n)
-        self.seen[n] = (result.shape, result.stride()) if isinstance(result, Tensor) else None
-        if isinstance(result, Tensor):
+        dense = isinstance(result, Tensor) and result.layout is torch.strided
+        self.seen[n] = (result.shape, result.stride()) if dense else None
+        if dense:
             self.memory[n] = result.untyped_storage().data_ptr()
         return result

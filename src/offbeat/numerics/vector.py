@@ -242,24 +242,28 @@ class FlatModel:
         self, flat: Tensor, lr: Tensor, correction: Tensor | None, x: Tensor, y: Tensor, key: Tensor | None
     ) -> Tensor:
         """Move `flat [n, d]` in its place by -lr (gradient + correction); gives the losses. The gradient of a large
-        matrix is never written: its product goes straight into the model."""
+        matrix is never written: its product goes straight into the model; nor is another large one copied."""
         gradient = torch.empty_like(flat)
         losses, places = self.slopes(flat, gradient, x, y, key, True)
         ends = list(accumulate(self.sizes))
-        made = [id(p) not in places.factors for p in places.parameters]
-        for is_made, stretch in groupby(range(len(ends)), key=made.__getitem__):
+        elsewhere = [id(p) in places.factors or id(p) in places.kept for p in places.parameters]
+        for is_elsewhere, stretch in groupby(range(len(ends)), key=elsewhere.__getitem__):
             among = list(stretch)
             own = slice(ends[among[0]] - self.sizes[among[0]], ends[among[-1]])
             shift = None if correction is None else correction[:, own]
-            if is_made:
+            if not is_elsewhere:
                 move(flat[:, own], lr, gradient[:, own], shift)
                 continue
             if shift is not None:
                 move(flat[:, own], lr, shift)
             for i in among:
-                g, inputs = places.factors[id(places.parameters[i])]
-                matrix = flat[:, ends[i] - self.sizes[i] : ends[i]].view(len(flat), *self.shapes[i])
-                matrix.baddbmm_((g * -lr[:, None, None]).mT, inputs)
+                name, rate = id(places.parameters[i]), lr.reshape(-1, *[1] * len(self.shapes[i]))
+                part = flat[:, ends[i] - self.sizes[i] : ends[i]].view(len(flat), *self.shapes[i])
+                if name in places.kept:
+                    part.addcmul_(rate, places.kept[name], value=-1)
+                else:
+                    g, inputs = places.factors[name]
+                    part.baddbmm_((g * -rate).mT, inputs)
         return losses
 
     def hessian_product(self, flat: Tensor, v: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:

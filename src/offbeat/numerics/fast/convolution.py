@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from offbeat.numerics.draws import compiled
+from offbeat.numerics.fast.places import parted
 
 Pair: TypeAlias = tuple[int, int]
 Method: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair, Any], Tensor]
@@ -60,15 +61,19 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair
 
 
 def each(x: Tensor, w: Tensor, bias: Tensor | None, step: Pair, padding: Pair, places: Any = None) -> Tensor:
-    """The library's convolution, one client after the other, channels innermost: for few cores."""
-    inner: Any = {"memory_format": torch.channels_last}
-    shifts = [None] * len(x) if bias is None else bias.unbind()
+    """The library's convolution, one client after the other, for few cores: channels innermost, unless the weights that
+    would have to be turned are more than the images."""
+    turned = w[0].numel() <= x[0].numel()
+    inner: Any = {"memory_format": torch.channels_last if turned else torch.contiguous_format}
+    shifts: Any = [None] * len(x) if bias is None else parted(bias)
     outs = [
         functional.conv2d(one.contiguous(**inner), own.contiguous(**inner), shift, step, padding)
-        for one, own, shift in zip(x.unbind(), w.unbind(), shifts, strict=True)
+        for one, own, shift in zip(parted(x), parted(w), shifts, strict=True)
     ]
     if len(outs) == 1:
         return outs[0].contiguous(**inner)[None]
+    if not turned:
+        return torch.stack(outs)
     return torch.stack([out.permute(0, 2, 3, 1) for out in outs]).permute(0, 1, 4, 2, 3)
 
 

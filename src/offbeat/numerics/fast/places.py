@@ -16,13 +16,15 @@ class Places:
 
     A place belongs to the parameter itself, the very tensor: the gradient of a view of it, even one of the same form
     and memory, still has to pass through what made the view. With `steps` the gradients of large matrices are not made
-    at all: their factors are kept, so that a local step can take their product straight into the model.
+    at all: their factors are kept, so that a local step can take their product straight into the model. On a processor
+    other large ones that are handed on are kept as they are, instead of being copied.
     """
 
     def __init__(self, parameters: Sequence[Tensor], places: Sequence[Tensor], steps: bool = False) -> None:
         self.parameters, self.places, self.steps = parameters, places, steps
         self.open = {id(p): place for p, place in zip(parameters, places, strict=True)}
         self.factors: dict[int, tuple[Tensor, Tensor]] = {}
+        self.kept: dict[int, Tensor] = {}
 
     def take(self, parameter: Tensor | None) -> Tensor | None:
         """The place of a parameter, once; None for what is no parameter, or was taken by another layer."""
@@ -41,7 +43,12 @@ class Places:
         """Put down the gradients that no layer wrote itself."""
         for p, place, gradient in zip(self.parameters, self.places, gradients, strict=True):
             if id(p) in self.open:
-                place.zero_() if gradient is None else place.copy_(gradient)
+                if gradient is None:
+                    place.zero_()
+                elif self.steps and not p.is_cuda and p[0].numel() >= SMALL:
+                    self.kept[id(p)] = gradient
+                else:
+                    place.copy_(gradient)
             elif gradient is not None:  # of a further use of the parameter
                 if id(p) in self.factors:
                     g, x = self.factors.pop(id(p))
@@ -86,7 +93,7 @@ class Apart(ForOne):
     @staticmethod
     def vmap(info: Any, dims: Any, op: Any, *tensors: Tensor | None) -> Any:
         n = info.batch_size
-        each = [[t] * n if t is None or dim is None else t.movedim(dim, 0).unbind()
+        each = [[t] * n if t is None or dim is None else parted(t.movedim(dim, 0))
                 for t, dim in zip(tensors, dims[1:], strict=True)]  # fmt: skip
         outs = [op(*own) for own in zip(*each, strict=True)]
         if isinstance(outs[0], tuple):
@@ -94,8 +101,13 @@ class Apart(ForOne):
         return joined(outs), 0
 
 
+def parted(t: Tensor) -> Sequence[Tensor]:
+    """The rows. Of one alone the gradient is a view as well; `unbind` would copy it."""
+    return [t.squeeze(0)] if len(t) == 1 else t.unbind()
+
+
 def joined(outs: Sequence[Tensor]) -> Tensor:
     return outs[0][None] if len(outs) == 1 else torch.stack(list(outs))
 
 
-HEAVY = 1 << 15  # numbers of one client that are worth a call of their own on a processor
+HEAVY = 1 << 13  # numbers of one client that are worth a call of their own on a processor
