@@ -66,6 +66,11 @@ def test_what_there_is_of_each_client_is_each_trials_own(options):
     ends_as_alone([trial("fedagrac", rate, **options) for rate in (0.02, 0.3, 0.1)])
 
 
+def test_optimisers_that_clients_keep_are_each_trials_own():
+    kept = {"momentum": 0.9, "state": "kept"}
+    ends_as_alone([trial("local-sgd", rate, n=3, client_options=kept) for rate in (0.02, 0.3, 0.1)])
+
+
 @pytest.mark.parametrize("rule", ["averaged", "local"])
 def test_running_statistics_are_each_trials_own(rule):
     layers = torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
