@@ -403,6 +403,45 @@ def test_tiles_of_a_large_model_take_turns_with_all_threads(monkeypatch: pytest.
     assert torch.allclose(*updates, atol=1e-6)
 
 
+class Handing(torch.autograd.Function):
+    """a b, whose gradients are a and b themselves, crosswise: no new tensors."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return b, a
+
+
+def test_gradients_that_are_parts_of_the_model() -> None:
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.randn(200, 200)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean() * 0 + Handing.apply(self.a, self.b)
+
+    x = torch.randn(8, 1)
+    task = Task(Crossed(), lambda out, _: out, (x, x), [range(4), range(4, 8)])
+    made = build_method({"name": "local-sgd", "client_lr": 0.1})
+    modes: tuple[Any, ...] = ("wave", "twin")
+    ours, twin = (Engine(made, task, 0, torch.device("cpu"), "float64", mode) for mode in modes)
+    jobs = [Begun(client, 0, 0, 3) for client in range(2)]
+    want = twin.solve(jobs).updates["delta"]
+    assert want.norm() > 0
+    assert torch.allclose(ours.solve(jobs).updates["delta"], want, rtol=1e-10)
+
+
 @pytest.mark.parametrize("method", ["local-sgd", "scaffold"])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("side", [4, 12], ids=["more weights than images", "more images than weights"])

@@ -45,7 +45,7 @@ class Places:
             if id(p) in self.open:
                 if gradient is None:
                     place.zero_()
-                elif self.steps and not p.is_cuda and p[0].numel() >= SMALL:
+                elif self.steps and not p.is_cuda and p[0].numel() >= SMALL and not shared(p, gradient):
                     self.kept[id(p)] = gradient
                 else:
                     place.copy_(gradient)
@@ -65,6 +65,11 @@ def into(place: Tensor | None, make: Callable[[Tensor | None], Tensor]) -> Tenso
     """Make a gradient in its place, and have nothing to hand on; or hand it on."""
     made = make(place)
     return made if place is None else None
+
+
+def shared(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same memory: a gradient that is a part of the models would move with them."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def pair(value: Any) -> tuple[int, int]:
