@@ -89,6 +89,28 @@ def test_a_rule_that_reads_its_version_is_told_it():
     ends_as_alone([replace(trial("local-sgd", rate), method=reading(rate)) for rate in (0.02, 0.3, 0.1)])
 
 
+@pytest.mark.parametrize("name", SHARING)
+def test_shipped_rules_take_their_rates_from_the_job(name):
+    key = "server_lr" if name in ("asysg", "minibatch-sgd") else "client_lr"
+    assert share_steps([METHODS[name](**{key: rate}) for rate in (0.1, 0.3)])
+
+
+def test_rules_are_told_apart_by_what_they_close_over():
+    def made(number, array, again=False):
+        def step(path, g, job):
+            return step if again else path._replace(y=path.y - number * array[0] * g)
+
+        method = METHODS["local-sgd"](n=3)
+        return replace(method, what=replace(method.what, local=replace(method.what.local, step=step)))
+
+    ones, twos = (torch.full((2,), value) for value in (1.0, 2.0))
+    assert share_steps([made(1, ones), made(1, ones.clone())])
+    assert not share_steps([made(1, ones), made(1, twos)])
+    assert not share_steps([made(1, ones), made(2, ones)])
+    assert share_steps([made(1, ones, again=True), made(1, ones, again=True)])  # it closes over itself
+    assert not share_steps([made(1, ones.numpy()), made(1, ones.numpy() + 1)])
+
+
 def test_a_rule_that_takes_its_rate_from_elsewhere_runs_alone():
     def own(client_lr: float = 0.1, unused: float = 0.0) -> Method:
         method = METHODS["local-sgd"](n=3, client_lr=0.1)

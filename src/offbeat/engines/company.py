@@ -20,7 +20,7 @@ from offbeat.engines.engine import Engine, prime
 from offbeat.engines.server import Server
 from offbeat.engines.solver import LocalSolver
 from offbeat.engines.updates import Result, gathered
-from offbeat.method import ClientRate, Method, State, StepRate
+from offbeat.method import ClientRate, Local, Method, State, StepRate
 from offbeat.numerics.batch_norm import normalised
 from offbeat.records import TRIAL, VERSION, Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
@@ -34,29 +34,38 @@ def shareable(method: Method) -> str | None:
 def share_steps(methods: Sequence[Method]) -> bool:
     """Whether the local rules differ by their `rates` alone. One that takes its rate from elsewhere, such as the option
     that its function was called with, is another rule."""
-    first, *others = (replace(method.what.local, rates={}) for method in methods)
+    first, *others = (method.what.local for method in methods)
     return all(same(first, other) for other in others)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two things do the same, functions by their code and what they close over."""
-    if one is other:
+def same(one: Any, other: Any, above: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """Whether two things do the same: functions by their code and what they close over, rules but for their rates."""
+    if one is other or (id(one), id(other)) in above:
         return True
     if type(one) is not type(other):
         return False
+    alike = partial(same, above=above | {(id(one), id(other))})
+    if isinstance(one, type):
+        return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
+    if isinstance(one, Local):
+        return alike(vars(one) | {"rates": None}, vars(other) | {"rates": None})
     if isinstance(one, FunctionType):
         cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, other)]
         ours = (one.__code__, one.__defaults__, one.__kwdefaults__, cells[0])
-        return same(ours, (other.__code__, other.__defaults__, other.__kwdefaults__, cells[1]))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
-        return len(one) == len(other) and all(map(same, one, other))
+        return alike(ours, (other.__code__, other.__defaults__, other.__kwdefaults__, cells[1]))
     if isinstance(one, partial):
-        return same((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+        return alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
-    return bool(one == other) or (hasattr(one, "__dict__") and same(vars(one), vars(other)))
+    try:
+        equal = bool(one == other)
+    except Exception:  # arrays, and whatever a type of one's own says
+        equal = False
+    return equal or (hasattr(one, "__dict__") and alike(vars(one), vars(other)))
 
 
 def together(rates: Sequence[ClientRate]) -> ClientRate:
