@@ -28,8 +28,8 @@ def worker() -> None:
     """In the process of a checkout: "MODEL CLIENTS" makes ready, "go" times a wave."""
     import torch
 
-    from offbeat.assemble import build_method
     from offbeat.bench import work
+    from offbeat.experiments.assemble import build_method
     from offbeat.records import Begun
 
     try:

@@ -12,8 +12,8 @@ import time
 import torch
 
 from offbeat import Experiment
-from offbeat.assemble import build
-from offbeat.measure import measure
+from offbeat.experiments.assemble import build
+from offbeat.theory.measure import measure
 
 arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("--device", default="auto")

@@ -22,8 +22,8 @@ import torch
 from offbeat import Experiment, run
 from offbeat.engines.settings import limit_cores
 from offbeat.errors import BadNumbers
-from offbeat.trials import NEVER, Aim, Tried
-from offbeat.tuning import Between, tune
+from offbeat.studies.trials import NEVER, Aim, Tried
+from offbeat.studies.tuning import Between, tune
 
 TARGET = 0.85
 LOW, HIGH, MANY = 0.001, 3.0, 12  # where `offbeat tune` looks, too

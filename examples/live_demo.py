@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from offbeat import Experiment, build, run, toml
+from offbeat import Experiment, build, run
+from offbeat.config import toml
 from offbeat.live import fit
 from offbeat.live.verify import verify
 from offbeat.runs import fleet_plots, plots

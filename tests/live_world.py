@@ -52,7 +52,7 @@ def ends(target: Any, files: dict[str, Path], *given: Any, **options: Any) -> No
 
 
 def server_main(table: dict[str, Any], out: str, port_file: str, log: str, options: dict[str, Any]) -> Any:
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
     from offbeat.live import serve, transport
     from offbeat.live.checks import Limits
     from offbeat.live.operations import Operations, start_log

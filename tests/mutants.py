@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from offbeat import Experiment, OffbeatError, build, run, toml
-from offbeat.assemble import Built
+from offbeat import Experiment, OffbeatError, build, run
 from offbeat.cli import merge
+from offbeat.config import toml
+from offbeat.experiments.assemble import Built
 from offbeat.fleets.graphs import GRAPHS
 from offbeat.fleets.make import FLEETS
 from offbeat.methods import METHODS

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, Task, replay, resume, run
-from offbeat.assemble import build, build_method
 from offbeat.engines import tiles
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build, build_method
 from offbeat.numerics import local
 from offbeat.numerics.batch_norm import normalised
 from offbeat.numerics.wave import Problem, columns, draw, twin, wave
@@ -85,6 +85,41 @@ def test_steps_are_pytorchs_statistics_too_and_waves_are_the_twin(rule: str, mon
         for name, view in views.items():
             torch.testing.assert_close(view, theirs[name], rtol=1e-10, atol=1e-12)
         assert ("1.running_var" in views) == (rule != "batch")
+
+
+class Twice(nn.Module):
+    """A layer that a step calls twice, and one that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.a, self.b = nn.Linear(16, 5), nn.Linear(5, 3)
+        self.norm, self.other = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(3 * self.norm(self.a(x.flatten(1))) + 1))
+
+
+@pytest.mark.parametrize("mode", ["wave", "twin"])
+def test_a_layer_moves_its_statistics_as_often_as_it_is_called(mode: Any) -> None:
+    whole = replace(task("averaged", Twice()), batch_size=None)
+    outcome = run(
+        Experiment(method=METHOD, task=whole, until={"commits": 1}, device="cpu", mode=mode, precision="float64")
+    )
+    (x, y), ends = whole.training, []
+    for shard in whole.shards:
+        model = Twice().double()
+        optimiser = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            functional.cross_entropy(model(x[shard].double()), y[shard]).backward()
+            optimiser.step()
+        ends.append(model.state_dict())
+    for name in ends[0]:
+        if "num_batches" not in name:
+            mean = torch.stack([end[name] for end in ends]).mean(0)
+            torch.testing.assert_close(outcome.model[name], mean, rtol=1e-10, atol=1e-12)
 
 
 def begun(p: Problem, rule: str) -> Tensor:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
+from offbeat.experiments.assemble import build_method
 from offbeat.keys import generator
-from offbeat.meters import dlsgd
-from offbeat.meters.constants import Advice, Constants, Plan, Rates
 from offbeat.records import Begun
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
 from offbeat.tasks.quadratic import optimum, quadratic
 from offbeat.tasks.task import Task
+from offbeat.theory import dlsgd
+from offbeat.theory.constants import Advice, Constants, Plan, Rates
 from worlds import Times
 
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import step_oracle as oracle
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
+from offbeat.experiments.assemble import build_method
 from offbeat.keys import generator
-from offbeat.meters import fedagrac
-from offbeat.meters.constants import Advice, Constants, Plan
-from offbeat.meters.fedagrac import Steps
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
 from offbeat.tasks.quadratic import quadratic, random_quadratic
+from offbeat.theory import fedagrac
+from offbeat.theory.constants import Advice, Constants, Plan
+from offbeat.theory.fedagrac import Steps
 from worlds import times
 
 TWO = Steps((1, 3), (0.5, 0.5))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from offbeat.errors import ConfigError
-from offbeat.meters import fedavg
-from offbeat.meters.constants import Advice, Constants, Plan, Rates
+from offbeat.theory import fedavg
+from offbeat.theory.constants import Advice, Constants, Plan, Rates
 from test_bounds_dlsgd import Bound, World, failing, keeps_its_units, measured, walk, world
 from worlds import Times
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from offbeat.errors import ConfigError
-from offbeat.meters import fedbuff
-from offbeat.meters.constants import Constants, Plan, Rates
+from offbeat.theory import fedbuff
+from offbeat.theory.constants import Constants, Plan, Rates
 from test_bounds_dlsgd import World, failing, keeps_its_units, measured, walk, world
 from worlds import Times
 

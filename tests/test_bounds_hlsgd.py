@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from offbeat.errors import ConfigError
-from offbeat.meters import hlsgd
-from offbeat.meters.constants import Advice, Constants, Plan
+from offbeat.theory import hlsgd
+from offbeat.theory.constants import Advice, Constants, Plan
 
 HAND = Constants(
     12, gap=2.0, smoothness=3.0, noise=5.0, inside=7.0, between=11.0, between_factor=2.0, mixing=0.5, clusters=3

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from offbeat import Experiment, toml
-from offbeat.assemble import build
-from offbeat.choosing import BRIEF, admitted, choose, rows
+from offbeat import Experiment
 from offbeat.cli import app
+from offbeat.config import toml
 from offbeat.errors import ConfigError
-from offbeat.measure import measure
-from offbeat.search import COHORT, SERVER, Candidate, Search, changed, judged, reached
+from offbeat.experiments.assemble import build
+from offbeat.studies.choosing import BRIEF, admitted, choose, rows
+from offbeat.studies.search import COHORT, SERVER, Candidate, Search, changed, judged, reached
+from offbeat.theory.measure import measure
 
 TASK = {"name": "digits", "clients": 12, "model": "logistic"}
 PROBLEM = Experiment(task=TASK, fleet="straggling", until={"virtual_seconds": 2.0}, device="cpu")
@@ -140,7 +141,7 @@ def test_bad_asks_get_sentences() -> None:
         "give a budget, such as virtual_seconds=60: without one a method that never learns never ends",
         "trials = 0",
     ]
-    assert "unknown method 'fedbuf'" in caught.value.problems[0]
+    assert "unknown method to choose from 'fedbuf'" in caught.value.problems[0]
 
 
 FLEETS = {

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from offbeat import METHODS, cli
-from offbeat.config import Experiment
-from offbeat.experiment import run as run_experiment
+from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import run as run_experiment
 from offbeat.papers import RECIPES as RECIPE_DATA
 from offbeat.runs.disk import mark_of
 from offbeat.runs.manifest import read_manifest
@@ -74,7 +74,7 @@ def refused(offbeat):
 
 
 def config_of(directory):
-    from offbeat import toml
+    from offbeat.config import toml
 
     return toml.read(directory / "config.toml")
 
@@ -304,6 +304,13 @@ def test_help_of_every_command_names_its_options(command, options, offbeat):
     assert (code, err) == (0, "")
     assert [option for option in options if option not in out] == []
     assert command in offbeat("--help")[1]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_an_example_and_json(command, offbeat):
+    _, out, _ = offbeat(command, "--help")
+    assert re.search(r"Example:\s+offbeat ", out)
+    assert "--json" in out
 
 
 # ---- compare ------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, keys, run
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
 from offbeat.engines.tiles import LADDER, TiledAdvance, replayed, unoptimised
 from offbeat.errors import ConfigError
+from offbeat.experiments.assemble import build_method
 from offbeat.method import Local, Method, Rule
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast import convolution

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import hybrid_oracle as oracle
 from offbeat import ConfigError, Experiment, run
-from offbeat.assemble import Built, build
-from offbeat.cluster_views import crowd as crowd_of
+from offbeat.experiments.assemble import Built, build
+from offbeat.experiments.cluster_views import crowd as crowd_of
 from offbeat.fleets.clusters import Clusters
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from offbeat import METHODS, Experiment, Method, run
-from offbeat import trials as trials_module
-from offbeat.assemble import build, build_method
 from offbeat.engines.company import share_steps, shareable
-from offbeat.trials import SLACK, Aim, Heat, Race, judging, run_heat, run_together
+from offbeat.experiments.assemble import build, build_method
+from offbeat.studies import trials as trials_module
+from offbeat.studies.trials import SLACK, Aim, Heat, Race, judging, run_heat, run_together
 from test_metrics import small
 
 SHARING = [name for name, make in METHODS.items() if shareable(make()) is None]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from offbeat import ConfigError, Experiment, keys, run
-from offbeat.assemble import build, build_method
 from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build, build_method
 from offbeat.method import Cohort, Local, Method, Rule
 from offbeat.methods import METHODS
 from offbeat.numerics import local, optimisers

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
-from offbeat.assemble import build_method
 from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build_method
 from offbeat.numerics import wave as numerics
 from offbeat.records import Begun
 from offbeat.tasks.models import build as build_model

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Task, windows
-from offbeat.assemble import build_method
 from offbeat.engines.captured import GraphAdvance
+from offbeat.experiments.assemble import build_method
 from offbeat.numerics import local
 from offbeat.numerics.batch_norm import normalised
 from offbeat.numerics.wave import Problem, twin, wave

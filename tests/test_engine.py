@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, run
-from offbeat.assemble import build_method
 from offbeat.engines.captured import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
+from offbeat.experiments.assemble import build_method
 from offbeat.keys import generator
 from offbeat.records import Begun, Overwritten
 from offbeat.schedule.clock import VirtualClock

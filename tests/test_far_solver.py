@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from offbeat import Experiment
-from offbeat.assemble import build
 from offbeat.engines.engine import Engine
 from offbeat.engines.updates import Answer
 from offbeat.errors import OffbeatError
+from offbeat.experiments.assemble import build
 from offbeat.records import Begun
 from offbeat.runs.loop import go
 from offbeat.runs.outcome import Outcome

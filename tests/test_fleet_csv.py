@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from offbeat import toml
 from offbeat.cli import app
+from offbeat.config import toml
 from offbeat.errors import ConfigError
 from offbeat.fleets.make import build
 from offbeat.fleets.measured import read_table

@@ -6,13 +6,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from offbeat.config.options import defaults
 from offbeat.errors import ConfigError
 from offbeat.fleets.distributions import Exponential, LogNormal, Uniform
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import FLEETS, build
 from offbeat.fleets.presence import Recorded
 from offbeat.keys import key, uniform
-from offbeat.options import defaults
 
 
 def said(call):

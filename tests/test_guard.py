@@ -44,7 +44,7 @@ POLICIES = [
     Buffer(size=3, steps=2),
     Buffer(size=3, steps=2, concurrency=5),
     Buffer(size=3, restart="fresh"),
-    Buffer(size=3, steps=2, restart="broadcast"),
+    Buffer(size=3, steps=2, restart="fresh", overlap=True),
     Sampled(size=3, steps=2),
     Sampled(size=3, overlap=False),
     Hybrid(Buffer(size=2, steps=2)),

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 import hybrid_oracle as oracle
 from offbeat import Experiment, replay, resume, run
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
 from offbeat.errors import BadNumbers
+from offbeat.experiments.assemble import build_method
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.numerics.mixing import Blocks, Mixer

@@ -66,7 +66,8 @@ def loaded_after(actions):
 
 
 def test_the_schedule_the_contract_and_what_is_checked_first_are_light():
-    names = ("errors", "options", "choices", "records", "keys", "room", "toml", "method", "meters.theorems", "bench")
+    words = ("choices", "options", "registry", "room", "toml")
+    names = ("errors", "records", "keys", "method", "theory.theorems", "bench", *(f"config.{name}" for name in words))
     policies = ("agenda", "buffer", "clock", "device", "guard", "horizon", "hybrid", "pool", "rounds", "sampled")
     names += ("schedule", *(f"schedule.{name}" for name in (*policies, "ticks", "trace")), "runs.target")
     actions = ["import offbeat", *(f"import offbeat.{name}" for name in names)]
@@ -83,6 +84,32 @@ def test_help_and_plain_mistakes_do_not_wait_for_pytorch(tmp_path):
     lines += [("run", str(tmp_path / "bad.toml")), ("resume", "x", "--until", "y"), ("compare", "--config", "nowhere")]
     actions = [f"offbeat{line!r}" if len(line) != 1 else f"offbeat({line[0]!r})" for line in lines]
     assert loaded_after(actions) == {action: [] for action in actions}
+
+
+def test_a_run_does_not_wait_for_what_it_does_not_need():
+    """PyTorch's compiler alone takes longer to import than a small run takes."""
+    idle = (
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "scipy.stats",
+        "sklearn",
+        "matplotlib",
+        "optuna",
+        "ray",
+        "grpc",
+    )
+    script = (
+        "import sys, torch\n"
+        f"idle = {idle!r}\n"
+        "before = {name for name in idle if name in sys.modules}\n"
+        "from offbeat import Experiment, run\n"
+        "task = {'name': 'quadratic', 'clients': 6}\n"
+        "run(Experiment({'name': 'local-sgd', 'n': 3}, task, until={'commits': 3}, device='cpu'))\n"
+        "print(sorted({name for name in idle if name in sys.modules} - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("name", offbeat.__all__)
@@ -113,9 +140,9 @@ def test_other_names_are_refused_and_modules_are_found():
         offbeat.Experimant  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Experimant'"):
         exec("from offbeat import Experimant")
-    from offbeat import toml
+    from offbeat.config import toml
 
-    assert toml is sys.modules["offbeat.toml"]
+    assert toml is sys.modules["offbeat.config.toml"]
 
 
 def test_no_two_files_have_one_name_and_two_meanings():

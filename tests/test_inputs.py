@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offbeat import Buffer, ConfigError, Experiment, Fleet, Method, OffbeatError, Task, build, room, run, toml
+from offbeat import Buffer, ConfigError, Experiment, Fleet, Method, OffbeatError, Task, build, run
 from offbeat.cli import merge
+from offbeat.config import room, toml
 from offbeat.fleets.make import build as build_fleet
 from offbeat.methods import METHODS
 from test_runs import FEDBUFF, TASK, experiment
@@ -66,7 +67,7 @@ def test_whole_numbers_of_any_size(key: str, changed: Any, size: int) -> None:
         ({"method": FEDBUFF | {"local_steps": 10**7}}, "local steps = 10000000; give 1,000,000 at most"),
         ({"seed": 2**64}, "seed = 18446744073709551616; whole numbers must be smaller than 2^64"),
         ({"seed": True}, "seed = True; it must be a whole number, 0 or more, and below 2^64"),
-        ({"memory_gib": float("inf")}, "memory_gib = inf; it must be a number or none, and positive and finite"),
+        ({"memory_gib": float("inf")}, "memory_gib = inf; it must be a number or none, positive and finite"),
         ({"evaluate": {"every_seconds": 1e-300}}, "evaluate.every_seconds = 1e-300; it must be at least 1e-09"),
         ({"method": FEDBUFF | {"beta": float("inf")}}, "beta = inf; it must be a finite number"),
         ({"fleet": {"name": "equal", "mbit": 1e-30}}, "is the most; give it a faster link"),
@@ -354,7 +355,7 @@ def test_a_task_that_passes_the_trial_runs() -> None:
 
 
 def test_a_schedule_that_fails_is_a_sentence_in_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from offbeat import measure
+    from offbeat.theory import measure
 
     def never(*_: Any) -> Any:
         raise OffbeatError("this schedule never commits")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offbeat import METHODS
-from offbeat.assemble import build_method
+from offbeat.experiments.assemble import build_method
 from offbeat.laws import Alone, law_cases
 from offbeat.tasks.quadratic import optimum, quadratic, random_quadratic
 from worlds import Times, final, play, times

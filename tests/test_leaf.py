@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offbeat.config import Experiment
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.experiment import run
+from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import run
 from offbeat.tasks import files
 from offbeat.tasks.data import leaf
 from offbeat.tasks.leaf import find_users, read_users

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import step_oracle as oracle
 from offbeat import ConfigError, Experiment, replay, resume, run
-from offbeat.assemble import build, build_method
 from offbeat.engines import memory
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build, build_method
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
@@ -54,7 +54,7 @@ POLICIES: dict[str, Any] = {
     "buffer": Buffer(3),
     "few-at-work": Buffer(2, concurrency=4),
     "fresh": Buffer(3, restart="fresh"),
-    "broadcast": Buffer(3, restart="broadcast"),
+    "broadcast": Buffer(3, restart="fresh", overlap=True),
     "sampled": Sampled(3),
     "sampled-in-turn": Sampled(3, overlap=False),
 }
@@ -251,7 +251,7 @@ def test_waves_equal_the_twin_and_the_second_implementation(
 
 @pytest.mark.parametrize("policy", [Rounds(), Rounds(size=4)], ids=["all", "n"])
 def test_saving_changes_nothing_while_every_finished_update_arrives(policy: Rounds) -> None:
-    plain, saving = (METHODS["fedagrac"](n=4, saving=saves, when=policy) for saves in (False, True))
+    plain, saving = (METHODS["fedagrac"](saving=saves, when=policy) for saves in (False, True))
     world = fleet_of("quick-links")
     close(ahead(plain, world).server.state["model"], ahead(saving, world).server.state["model"])
 
@@ -296,7 +296,7 @@ KEEPERS: dict[str, dict[str, Any]] = {
 AHEAD: dict[str, dict[str, Any]] = {
     "buffer": {"name": "fedagrac", "when": {"policy": "buffer", "size": 2}},
     "few-at-work": {"name": "scaffold", "when": {"policy": "buffer", "size": 2, "concurrency": 5}},
-    "broadcast": {"name": "scaffold", "when": {"policy": "buffer", "size": 2, "restart": "broadcast"}},
+    "broadcast": {"name": "scaffold", "when": {"policy": "buffer", "size": 2, "restart": "fresh", "overlap": True}},
     "in-turn": {"name": "scaffold", "when": {"policy": "sampled", "size": 2, "overlap": False}},
 }
 
@@ -366,7 +366,7 @@ def test_a_run_halted_while_waves_ran_ahead_goes_on_with_the_same_bits(name: str
     ("when", "fleet"),
     [
         ({"policy": "sampled", "size": 2}, "jitter"),
-        ({"policy": "buffer", "size": 2, "restart": "broadcast"}, "jitter"),
+        ({"policy": "buffer", "size": 2, "restart": "fresh", "overlap": True}, "jitter"),
     ],
     ids=["sampled", "broadcast"],
 )

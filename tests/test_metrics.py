@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score, roc_auc_score, top_k_accuracy_score
 from torch.nn import functional
 
 from offbeat import ConfigError, Experiment, Task, metric, replay, resume, run
-from offbeat.assemble import build
+from offbeat.experiments.assemble import build
 from offbeat.numerics import evaluation
 from offbeat.numerics.metrics import METRICS
 from offbeat.runs.stored import read_metrics

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run, toml
+from offbeat import ConfigError, Experiment, OffbeatError, Task, build, cli, resume, run
+from offbeat.config import toml
 from offbeat.engines.engine import Engine
 from offbeat.engines.server import Server
 from offbeat.errors import BadNumbers

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Engine
 from offbeat.errors import ConfigError
+from offbeat.experiments.assemble import build_method
 from offbeat.records import Begun
 from offbeat.tasks.models import MODELS, CentreCrop, CropFlip, build
 from offbeat.tasks.task import Task

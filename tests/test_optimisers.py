@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from offbeat import ConfigError
-from offbeat.assemble import build_method
 from offbeat.engines import tiles
+from offbeat.experiments.assemble import build_method
 from offbeat.laws import law_cases
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.samples import Samples

@@ -155,7 +155,7 @@ def test_fedbuff(instance):
 @given(instances())
 def test_dlsgd_homo(instance):
     table, size = instance
-    seen = Seen(Buffer(size=size, steps=STEPS, restart="broadcast"), table, COMMITS)
+    seen = Seen(Buffer(size=size, steps=STEPS, restart="fresh", overlap=True), table, COMMITS)
     commits, begun = oracle.dlsgd_homo(table.clients, *table.parts(STEPS), size, COMMITS)
     assert_same(seen.commits, commits)
     assert_same(seen.begun, begun)
@@ -260,7 +260,7 @@ def per_client(begun):
     ("policy", "slow", "expected"),
     [
         (Buffer(size=2, steps=1), oracle.fedbuff, FEDBUFF),
-        (Buffer(size=2, steps=1, restart="broadcast"), oracle.dlsgd_homo, HOMO),
+        (Buffer(size=2, steps=1, restart="fresh", overlap=True), oracle.dlsgd_homo, HOMO),
     ],
     ids=["fedbuff", "dlsgd-homo"],
 )

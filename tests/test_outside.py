@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from offbeat import Experiment, cli, registry, run
+from offbeat import Experiment, cli, run
+from offbeat.config import registry
 from offbeat.errors import ConfigError
+from offbeat.fleets.make import build as build_fleet
 from offbeat.runs.manifest import read_manifest
 
 MINE = '''
@@ -24,8 +26,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from offbeat import Buffer, Method, Rule
+from offbeat import Buffer, Callback, Method, Rule, metric
 from offbeat.fleets.synthetic import equal
+from offbeat.theory.constants import Advice, Condition
 from offbeat.numerics import local
 from offbeat.tasks.quadratic import quadratic, random_quadratic
 
@@ -79,6 +82,32 @@ def nothing() -> None:
 
 def breaks() -> Method:
     raise ValueError("no luck")
+
+
+class Watching(Callback):
+    """Watches."""
+
+
+@metric(more_is_better=False)
+def wrong(outputs, targets):
+    """The share of wrong ones."""
+    return (outputs.argmax(-1) != targets).float().mean()
+
+
+def small_rates(constants, plan):
+    """A theorem on halves."""
+    condition = Condition("rate", "lr <= 0.2", plan.client_lr or 0.2, 0.2)
+    return Advice("On halves", 0.2, 1.0, None, "the loss", (condition,))
+
+
+def leaves() -> Method:
+    raise SystemExit(3)
+
+
+def divides() -> Method:
+    """Fails in the middle of a run."""
+    rule = halves().what
+    return Method("divides", Buffer(2, 2), replace(rule, commit=lambda w, updates, cohort: 1 / 0))
 '''
 
 
@@ -135,6 +164,8 @@ ONE_OF_EACH = {
     "split": ("--set", 'task.split={name="mine:strided", skip=1}', "--set", "method.buffer_size=2", *DIGITS),
     "fleet": ("--task", "quadratic", "--fleet", "mine:twice_as_slow", "--set", "fleet.local_steps=2",
               "--set", "method.buffer_size=2", "--set", "fleet.factor=3", *DIGITS),
+    "metric": ("--metric", "mine:wrong", "--set", "method.buffer_size=2", *DIGITS),
+    "callback": ("--callback", "mine:Watching", "--set", "method.buffer_size=2", *DIGITS),
 }  # fmt: skip
 
 
@@ -145,6 +176,152 @@ def test_a_split_with_too_few_shards_is_named(offbeat: Callable, here: Path) -> 
         2,
         "offbeat: split 'few:few' gives 2 shards for 6 clients; it must give one for each\n",
     )
+
+
+THEOREM = """
+from offbeat.theory.constants import Advice, Condition, known
+
+def few_steps(constants, plan):
+    "No more local steps than clients."
+    (smoothness,) = known(constants, plan, "smoothness")
+    few = Condition("(1)", "K <= N", plan.local_steps, constants.clients)
+    return Advice("mine, Theorem 1", 1 / smoothness, 1.0, None, "nothing", (few,))
+
+def broken(constants, plan):
+    return plan.nothing
+"""
+
+
+def test_a_theorem_of_ones_own_is_asked_about_any_method(offbeat: Callable, here: Path) -> None:
+    (here / "mine.py").write_text(MINE + THEOREM)
+    line = ("measure", "--task", "quadratic", "--set", "task.clients=6", "--rounds", "1", "--device", "cpu")
+    named = ("--theorem", "mine:few_steps")
+    code, out, err = offbeat(*line, "--method", "mine:halves", "--advise", "mine:halves", *named, "--json")
+    assert (code, err) == (0, "")
+    advice = json.loads(out)["advice"]
+    assert list(advice) == ["mine:few_steps"]
+    assert advice["mine:few_steps"]["own"]["conditions"][0]["given"] == 2
+    code, _, err = offbeat(*line, "--advise", "fedprox")
+    assert code == 2
+    assert "a theorem of your own is --theorem module:function" in err
+    code, _, err = offbeat(*line, "--method", "scaffold", "--advise", "scaffold", "--theorem", "mine:broken")
+    assert code == 2
+    assert "theorem 'mine:broken' stopped with AttributeError" in err
+    code, _, err = offbeat(*line, *named)
+    assert code == 2
+    assert "--advise METHOD" in err
+    code, out, _ = offbeat("list", "theorems", "mine:few_steps")
+    assert code == 0
+    assert "No more local steps than clients" in out
+
+
+FLEETS = """
+import numpy as np
+from offbeat import Fleet
+
+
+def plain(clients, seed, *, base, share=0.5):
+    zero = np.zeros(clients)
+    seconds = np.where(np.arange(clients) < share * clients, base, 10 * base)
+    return Fleet("plain", clients, seconds, zero, zero, zero + 1e6, zero + 1e6)
+
+
+def fewer(clients, seed):
+    return plain(3, seed, base=0.1)
+
+
+def lists(clients, seed):
+    return Fleet("lists", clients, *[[0.1] * clients] * 5)
+
+
+def nameless(n, seed):
+    return plain(n, seed, base=0.1)
+"""
+
+
+def test_options_reach_a_fleet_whose_clients_and_seed_have_no_defaults(offbeat: Callable, here: Path) -> None:
+    (here / "fleets.py").write_text(FLEETS)
+    options = {"base": 0.5, "share": 0.25, "clusters": 2, "local_steps": 3}
+    fleet = build_fleet("fleets:plain", 8, 0, **options)
+    assert fleet.step_seconds.tolist() == [0.5] * 2 + [5.0] * 6
+    assert fleet.clusters is not None
+    assert fleet.local_steps is not None
+    code, _, err = offbeat(
+        "run", "--fleet", "fleets:plain", "--set", "fleet.shar=0.1", *DIGITS, "--set", "method.buffer_size=2"
+    )
+    assert code == 2
+    assert err.splitlines() == [
+        "offbeat: unknown option of fleet 'fleets:plain' 'shar': did you mean 'share'? Known: base, clusters, "
+        "local_steps, share",
+        "offbeat: fleet 'fleets:plain': base is missing; it has no default",
+    ]
+
+
+@pytest.mark.parametrize("more", [(), ("--set", "fleet.clusters=2", "--set", "fleet.local_steps=3")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fewer", "fleet 'fleets:fewer': it has 3 clients where 6 were asked for; they must be the same"),
+        ("lists", "fleet: step_seconds = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]; it must be a NumPy array of numbers"),
+        ("nameless", "fleet 'fleets:nameless' has no parameter clients; it is called with clients and seed"),
+    ],
+)
+def test_a_fleet_that_cannot_be_used_is_a_sentence(
+    name: str, said: str, more: tuple[str, ...], offbeat: Callable, here: Path
+) -> None:
+    (here / "fleets.py").write_text(FLEETS)
+    code, _, err = offbeat("run", "--fleet", f"fleets:{name}", *more, *DIGITS)
+    assert code == 2
+    assert said in err
+
+
+GRAPHS = """
+import networkx
+
+
+def tailed(nodes, seed, *, tail=0):
+    return networkx.lollipop_graph(nodes - tail, tail)
+
+
+def large(nodes, seed):
+    return [networkx.path_graph(nodes + 1)]
+
+
+def links(nodes, seed):
+    return {0: 1}
+
+
+def breaks(nodes, seed):
+    raise ValueError("no luck")
+"""
+
+
+def test_a_graph_of_ones_own_runs_and_replays(offbeat: Callable, here: Path) -> None:
+    (here / "drawn.py").write_text(GRAPHS)
+    clusters = 'fleet.clusters={count = 2, graph = {name = "drawn:tailed", tail = 1}}'
+    code, _, err = offbeat("run", "--method", "hl-sgd", "--fleet", "hlsgd", "--set", clusters, *DIGITS, "--out", "r")
+    assert (code, err) == (0, "")
+    assert list(read_manifest(here / "r").sources) == ["graph drawn:tailed"]
+    assert offbeat("replay", "r")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "large",
+            "gives Graph with 7 nodes and 6 edges; it must give networkx graphs of the nodes 0 to 5, one or more",
+        ),
+        ("links", "gives {0: 1}; it must give networkx graphs of the nodes 0 to 5, one or more"),
+        ("breaks", ": stopped with ValueError: no luck (line"),
+    ],
+)
+def test_a_graph_that_cannot_be_used_is_a_sentence(name: str, said: str, here: Path) -> None:
+    (here / "drawn.py").write_text(GRAPHS)
+    with pytest.raises(ConfigError) as error:
+        build_fleet("equal", 6, clusters={"count": 1, "graph": f"drawn:{name}"})
+    assert f"fleet 'equal': cluster 0: graph 'drawn:{name}'" in str(error.value)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
@@ -178,6 +355,11 @@ def test_a_config_file_names_it_too(offbeat: Callable, here: Path) -> None:
     assert (code, err, json.loads(out)["method"]) == (0, "", "halves")
 
 
+def test_limits_that_are_no_table_are_a_sentence(offbeat: Callable, here: Path) -> None:
+    (here / "run.toml").write_text('until = "soon"\n')
+    assert offbeat("run", "run.toml")[::2] == (2, "offbeat: until = 'soon'; it must be a table\n")
+
+
 def test_equal_runs_have_equal_configs_and_the_options_are_written(offbeat: Callable, here: Path) -> None:
     for out in ("one", "two"):
         assert offbeat("run", *ONE_OF_EACH["method"], "--out", out)[0] == 0
@@ -190,6 +372,15 @@ def test_compare_takes_it_beside_shipped_ones(offbeat: Callable, here: Path) -> 
     both = ("mine:halves", "fedasync")
     code, out, err = offbeat("compare", *both, "--task", "quadratic", *DIGITS, "--out", "c", "--json")
     assert (code, err, set(json.loads(out)["runs"])) == (0, "", set(both))
+
+
+def test_choose_takes_it_too(offbeat: Callable, here: Path) -> None:
+    brief = ("--set", "task.clients=12", "--budget", "commits=4", "--trials", "1", "--seeds", "1", "--device", "cpu")
+    code, out, err = offbeat("choose", "--task", "digits", *brief, "--method", "mine:halves", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["recommended"]["name"] == "mine:halves"
+    code, _, err = offbeat("choose", "--task", "digits", *brief, "--method", "mine:halvse")
+    assert (code, "did you mean 'halves'?" in err) == (2, True)
 
 
 def test_entry_points_add_names(offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +409,29 @@ def test_entry_points_add_names(offbeat: Callable, here: Path, monkeypatch: pyte
     assert "two installed packages have a method 'halves'" in err
 
 
+def test_a_metric_is_known_by_the_file_that_has_its_function(here: Path) -> None:
+    with registry.recording() as sources:
+        registry.find("metric", "mine:wrong")
+        registry.find("method", "mine:halves")
+    assert sources["metric mine:wrong"] == sources["method mine:halves"]
+
+
+def test_a_theorem_of_an_installed_package_is_asked(
+    offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(
+        here,
+        monkeypatch,
+        "[offbeat.methods]\nhalves = packed:halves\n[offbeat.theorems]\non-halves = packed:small_rates\n",
+    )
+    problem = ("--task", "quadratic", "--method", "halves", "--device", "cpu")
+    code, out, err = offbeat("measure", *problem, "--advise", "halves", "--theorem", "on-halves")
+    assert (code, err) == (0, "")
+    assert "go ahead, on-halves covers these rates" in out
+    asked = offbeat("measure", *problem, "--advise", "halves", "--theorem", "on-halve")
+    assert "did you mean 'on-halves'?" in asked[2]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -226,6 +440,7 @@ def test_entry_points_add_names(offbeat: Callable, here: Path, monkeypatch: pyte
         ("mine:value", "name a function that gives a method"),
         ("mine:nothing", "gives None; it must give a Method"),
         ("mine:breaks", "stopped with ValueError: no luck (line"),
+        ("mine:leaves", "stopped with SystemExit: 3 (line"),
         ("mine:strided", "y is missing"),
         ("mine:", "is written module:function"),
         ("../mine:halves", "is written module:function"),
@@ -244,6 +459,19 @@ def test_what_cannot_be_found_or_used_is_a_sentence(name: str, said: str, here: 
         run(Experiment(method=name, device="cpu"))
     assert said in str(error.value)
     assert str(here) not in sys.path
+
+
+def test_code_of_ones_own_that_fails_in_a_run_is_a_sentence(
+    offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "outside", {})
+    code, _, err = offbeat("run", "--method", "mine:divides", *DIGITS)
+    line = next(i for i, text in enumerate(MINE.splitlines(), 1) if "1 / 0" in text)
+    assert code == 2
+    assert f"it stopped with ZeroDivisionError: division by zero (line {line} of {here / 'mine.py'})" in err
+    assert "code of your own (method mine:divides)" in err
+    code, _, err = offbeat("check", "mine:breaks")
+    assert (code, "method 'mine:breaks' stopped with ValueError: no luck" in err) == (2, True)
 
 
 def test_options_are_checked_by_the_functions_parameters(here: Path) -> None:
@@ -283,7 +511,14 @@ def test_a_function_of_another_module_is_followed_to_its_file(offbeat: Callable,
 def test_a_policy_object_of_ones_own_is_written_so_that_it_can_be_read(here: Path) -> None:
     pairs = registry.find("policy", "mine:Pairs")
     table = Experiment(method={"name": "fedbuff", "when": pairs(steps=4)}).table()["method"]["when"]
-    assert table == {"policy": "mine:Pairs", "size": 2, "steps": 4, "concurrency": None, "restart": "newest"}
+    assert table == {
+        "policy": "mine:Pairs",
+        "size": 2,
+        "steps": 4,
+        "concurrency": None,
+        "restart": "newest",
+        "overlap": False,
+    }
 
 
 def test_check_says_which_laws_hold(offbeat: Callable, here: Path) -> None:
@@ -296,3 +531,5 @@ def test_check_says_which_laws_hold(offbeat: Callable, here: Path) -> None:
     code, out, _ = offbeat("check", "mine:Pairs", "--json")
     assert (code, {finding["holds"] for finding in json.loads(out)}) == (0, {True})
     assert "unknown option of mine:Pairs" in offbeat("check", "mine:Pairs", "--set", "sise=3")[2]
+    code, _, err = offbeat("check", "mine:halves", "--alone", "sise=3")
+    assert (code, "unknown option of mine:halves 'sise'" in err) == (2, True)

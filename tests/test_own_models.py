@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from offbeat import Experiment, Task, run
+from offbeat.errors import BadNumbers, OffbeatError
 
 X, Y = torch.randn(40, 5, generator=torch.manual_seed(0)), torch.arange(40) // 4 % 4
 SHARDS = [range(i, 40, 4) for i in range(4)]
@@ -213,3 +217,137 @@ def test_threads_that_try_models_do_not_disturb_each_other() -> None:
     finally:
         stop.set()
         other.join()
+
+
+# ---- parts and parameters in several places -------------------------------------------------------
+def layer_twice() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(5, 4))
+
+
+def weight_twice() -> nn.Module:
+    model = layer_twice()
+    model[2] = nn.Linear(5, 5)
+    model[2].weight = model[0].weight
+    model[3].register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    return model
+
+
+def again_on_the_way_back() -> nn.Module:
+    return Own(lambda m, x: checkpoint(lambda t: m.b(torch.tanh(m.a(t))), x, use_reentrant=False))
+
+
+class Sparing(torch.autograd.Function):
+    """A product that keeps no weight for its way back: it asks the layer."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
+        return x @ weight.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.layer = inputs[2]
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g @ ctx.layer.weight, g.T @ ctx.saved_tensors[0], None
+
+
+def asked_on_the_way_back() -> nn.Module:
+    return Own(lambda m, x: Sparing.apply(m.a(x), m.b.weight, m.b) + m.b.bias)
+
+
+@pytest.mark.parametrize("make", [layer_twice, weight_twice, again_on_the_way_back, asked_on_the_way_back])
+def test_models_train_as_in_a_plain_loop(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    whole = Task(model, functional.cross_entropy, (X, Y), SHARDS, batch_size=None)
+    method = {"name": "local-sgd", "n": 4, "local_steps": 3, "client_lr": 0.5}
+    spec = Experiment(method=method, task=whole, until={"commits": 2}, device="cpu", precision="float64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = [run(replace(spec, mode=mode)).model for mode in ("wave", "twin")]
+    want = copy.deepcopy(model).double()
+    for _ in range(2):
+        clients = [copy.deepcopy(want) for _ in SHARDS]
+        for client, shard in zip(clients, SHARDS, strict=True):
+            optimiser = torch.optim.SGD(client.parameters(), lr=0.5)
+            for _ in range(3):
+                optimiser.zero_grad()
+                functional.cross_entropy(client(X[shard].double()), Y[shard]).backward()
+                optimiser.step()
+        for p, *each in zip(want.parameters(), *(client.parameters() for client in clients), strict=True):
+            p.data = torch.stack([one.detach() for one in each]).mean(0)
+    for one in found:
+        assert one.keys() == model.state_dict().keys()
+        model.load_state_dict(one)
+        for name, value in want.state_dict().items():
+            torch.testing.assert_close(one[name], value, rtol=1e-10, atol=1e-12)
+
+
+# ---- samples that a model does not take --------------------------------------------------------------
+def outside(m: Any, x: Tensor) -> Tensor:
+    return plain(m, m.table[x[:, 0].long()])
+
+
+def with_table() -> nn.Module:
+    model = Own(outside)
+    model.table = nn.Parameter(torch.ones(3, 5))
+    return model
+
+
+@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_sample_on_which_the_model_fails_is_named(mode: Any, seen: bool) -> None:
+    x = torch.ones(40, 5)
+    x[26] = 3.0  # of client 2
+    test = None if seen else (x[:8], Y[:8])
+    given = Task(with_table(), functional.cross_entropy, (x, Y), SHARDS, test=test, batch_size=None)
+    where = "looking at the training data" if seen else "client 2, version 0, local step 0"
+    sentence = f"{where}: the model or the loss fails with IndexError: index 3 is out of bounds .*It is sample 26 of"
+    method = {"name": "local-sgd", "n": 4, "local_steps": 2}
+    with pytest.raises(OffbeatError, match=sentence):
+        run(Experiment(method=method, task=given, until={"commits": 2}, device="cpu", mode=mode))
+
+
+def test_a_sample_of_the_first_batch_is_named() -> None:
+    x = torch.ones(40, 5)
+    x[4] = 3.0
+    (problem,) = Task(with_table(), functional.cross_entropy, (x, Y), SHARDS, batch_size=None).problems()
+    assert "fails: IndexError: index 3 is out of bounds" in problem
+    assert problem.endswith("It is training sample 4")
+
+
+def test_a_first_model_without_a_finite_loss_is_not_for_its_rates() -> None:
+    def loss(z: Tensor, t: Tensor) -> Tensor:
+        return functional.cross_entropy(z, t, ignore_index=3)
+
+    none = torch.where(torch.arange(40) % 4 == 1, 3, 0)  # client 1 has no target that counts
+    method = {"name": "local-sgd", "n": 4, "local_steps": 2}
+    given = Task(Own(plain), loss, (X, none), SHARDS)
+    with pytest.raises(BadNumbers, match=r"client 1, version 0: the loss at local step 0 .*No step had been taken"):
+        run(Experiment(method=method, task=given, until={"commits": 2}, device="cpu"))
+    short = X.clone()
+    short[9] = 0.0
+    given = Task(Own(lambda m, x: plain(m, x / x.norm(dim=1, keepdim=True))), loss, (short, Y % 3), SHARDS)
+    with pytest.raises(BadNumbers, match="first model on the training data is nan: that of sample 9 by itself"):
+        run(Experiment(method=method, task=given, until={"commits": 2}, device="cpu"))
+
+
+def test_whole_numbers_among_frozen_parameters() -> None:
+    model = Own(plain)
+    model.codes = nn.Parameter(torch.arange(3), requires_grad=False)
+    assert next(model.parameters()) is model.codes
+    trained(model)
+
+
+def test_what_pytorch_cannot_batch_is_said_once() -> None:
+    model = Own(lambda m, x: m.b(m.a(x) - m.a(x).quantile(0.3, dim=1, keepdim=True)))
+    spec = Experiment(method={"name": "local-sgd", "n": 4}, task=task(model), until={"commits": 4}, device="cpu")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(spec)
+    assert ["PyTorch cannot batch aten::quantile" in str(each.message) for each in said] == [True]

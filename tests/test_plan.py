@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from offbeat import Experiment
 from offbeat.cli import app
-from offbeat.plan import Rates, Work, plan, table, wave_seconds
+from offbeat.studies.plan import Rates, Work, plan, table, wave_seconds
 
 TILING = {"parts": 16, "least": 4, "most": 64, "limit": 4096}
 FLAT = Rates((1, 64), (1000.0, 1000.0))  # each job takes as long, whatever its tile

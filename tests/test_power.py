@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.meters import curvature
-from offbeat.meters.gauge import Gauge
 from offbeat.tasks.quadratic import Family
+from offbeat.theory import curvature
+from offbeat.theory.gauge import Gauge
 
 
 def meter(matrices: list[np.ndarray], limit: int) -> Gauge:

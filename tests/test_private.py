@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ SOURCE = Path(offbeat.__file__).parent
 VERSION = f"PyTorch {torch.__version__} has changed it; it was as expected in 2.11 and 2.13"
 USES = re.compile(
     r"torch\.utils\.(_\w+)|from torch\.utils import (_\w+)|torch\.(_[a-z]\w+)|torch\.ops\.(aten)\b"
-    r"|torch\.fx\.(experimental)"
+    r"|torch\.fx\.(experimental)|autograd_graph\.(_\w+)|torch\._C(?:\.| import )(_functorch)"
     r"|nn\.modules\.\w+\.(_\w+)|parameter\.(is_lazy)|\.(_backward_hooks)\b|functional\.(_\w+)|torch\.(_VF)"
 )
 LISTED = {
@@ -28,11 +29,15 @@ LISTED = {
     "_BatchNorm": {"numerics/batch_norm.py"},
     "_backward_hooks": {"numerics/unseen.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
     "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
+    "_engine_run_backward": {"numerics/vector.py"},  # `torch.autograd.grad` without its imports
+    "_functorch": {"engines/solver.py", "numerics/fast/table.py"},  # how deep in transforms, and their warnings
+    "_set_vmap_fallback_warning_enabled": {"engines/solver.py"},
+    "_inductor": {"engines/settings.py"},  # whether the compiler is there already
     "_pytree": {  # trees of tensors
         "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
         "numerics/evaluation.py", "numerics/forms.py", "numerics/mixing.py", "numerics/outputs.py",
-        "numerics/trial.py", "numerics/wave.py", "sizes.py", "tasks/inputs.py", "tasks/losses.py",
-        "tasks/task.py",
+        "numerics/trial.py", "numerics/wave.py", "experiments/sizes.py", "laws/of_methods.py",
+        "tasks/inputs.py", "tasks/losses.py", "tasks/task.py",
     },
     "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
     "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
@@ -69,6 +74,15 @@ def test_it_is_as_expected(name: str) -> None:
         assert part._backward_hooks, VERSION
         part.register_full_backward_pre_hook(lambda *_: None)
         assert part._backward_pre_hooks, VERSION
+    elif name == "_engine_run_backward":
+        z = torch.randn(3, requires_grad=True)
+        losses = (x * x).sum(dim=1)
+        run = torch.autograd.graph._engine_run_backward
+        found = run((losses,), (torch.ones_like(losses),), False, False, (x, z), True, accumulate_grad=False)
+        assert torch.equal(found[0], 2 * x), VERSION
+        assert found[1] is None, VERSION
+    elif name == "_inductor":
+        assert find_spec("torch._inductor.config") is not None, VERSION
     elif name == "_python_dispatch":
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -87,6 +101,12 @@ def test_it_is_as_expected(name: str) -> None:
 
         leaves, form = pytree.tree_flatten({"a": (1, [2])})
         assert (leaves, pytree.tree_unflatten(leaves, form)) == ([1, 2], {"a": (1, [2])}), VERSION
+    elif name in ("_functorch", "_set_vmap_fallback_warning_enabled"):
+        levels = []
+        torch.func.vmap(lambda t: levels.append(torch._C._functorch.peek_interpreter_stack().level()) or t)(x)
+        assert levels == [1], VERSION
+        assert torch._C._functorch.peek_interpreter_stack() is None, VERSION
+        assert callable(torch._C._functorch._set_vmap_fallback_warning_enabled), VERSION
     elif name == "_softmax_backward_data":
         weights, g = functional.softmax(x, -1), torch.randn(2, 3)
         (slope,) = torch.autograd.grad(weights, x, g)

@@ -23,9 +23,10 @@ import torch
 from torch import nn
 
 from experiments import METHODS, digest, drawn
-from offbeat import Experiment, Task, assemble, resume, run, windows
+from offbeat import Experiment, Task, resume, run, windows
 from offbeat.engines.ray_crew import RayCrew
 from offbeat.errors import OffbeatError
+from offbeat.experiments import assemble
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray puts the network card's address for 127.0.0.1
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -160,7 +161,7 @@ def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(
 
     def added(crew: RayCrew, worker: int) -> None:
         all_nodes(cluster, 3)
-        crew.ray.wait(list(crew.coming), timeout=60)
+        crew.ray.wait(list(crew.coming), num_returns=len(crew.coming), timeout=120)
 
     happening(monkeypatch, 3, added)
     outcome = run(replace(experiment, engine="ray", workers=3))

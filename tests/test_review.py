@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, compare, run
-from offbeat.assemble import build, build_method
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build, build_method
 from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.records import Arrived, Begun, Commit, Joined, Left, Start
@@ -99,7 +99,12 @@ def test_a_beta_of_zero_is_refused_not_replaced() -> None:
 
 
 def test_the_horizon_counts_just_the_versions_that_known_jobs_need() -> None:
-    for policy in (Buffer(3, 1), Buffer(3, 1, concurrency=4), Buffer(3, 1, restart="broadcast"), Sampled(3, 1)):
+    for policy in (
+        Buffer(3, 1),
+        Buffer(3, 1, concurrency=4),
+        Buffer(3, 1, restart="fresh", overlap=True),
+        Sampled(3, 1),
+    ):
         horizon = Horizon(VirtualClock(policy, times(9), generator(0, "policy")), 60, 200)
         for _ in horizon:
             jobs: list[Begun] = [*horizon.wanted.values(), *horizon.begun.values()]

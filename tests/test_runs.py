@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from offbeat import Experiment, OffbeatError, replay, resume, run, toml
+from offbeat import Experiment, OffbeatError, replay, resume, run
+from offbeat.config import toml
 from offbeat.errors import BadNumbers
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Offer, Overwritten, Start
 from offbeat.runs.account import Account

@@ -135,7 +135,7 @@ def test_the_loop_for_clients_in_turn_gives_what_the_general_one_gives(policy: A
 @given(durations=fleets(), seed=st.integers(0, 99), overlap=st.booleans(), size=st.integers(1, 6))
 def test_no_job_begins_below_the_floor(durations: Any, seed: int, overlap: bool, size: int) -> None:
     """Rows are handed out many at a time; the floor that a reader sees is that of the row in hand."""
-    for policy in (Sampled(size, 1, overlap), Buffer(size, 1, restart="broadcast")):
+    for policy in (Sampled(size, 1, overlap), Buffer(size, 1, restart="fresh", overlap=True)):
         clock = VirtualClock(policy, durations, generator(seed, "policy"))
         floor = 0
         for _, record in itertools.islice(clock, 600):

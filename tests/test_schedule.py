@@ -79,7 +79,7 @@ def test_fedbuff_on_five_clients_event_by_event() -> None:
 
 def test_dlsgd_homo_on_five_clients_event_by_event() -> None:
     """n = 2, K = 1. Uploads run beside computing; nobody trains twice from a version: client 0 waits for version 1."""
-    assert rows_of(Buffer(size=2, steps=1, restart="broadcast"), FIVE, 5.3) == [
+    assert rows_of(Buffer(size=2, steps=1, restart="fresh", overlap=True), FIVE, 5.3) == [
         (0.0, Offer(0, 1)),
         *[(0.25, Begun(c, 0, 0, 1)) for c in range(5)],
         (1.25, Finished(0, 0)),  # nothing new in its receive buffer: it waits
@@ -235,7 +235,7 @@ POLICIES = [
     Buffer(size=3, steps=2),
     Buffer(size=3, steps=2, concurrency=5),
     Buffer(size=3, steps=2, restart="fresh"),
-    Buffer(size=3, steps=2, restart="broadcast"),
+    Buffer(size=3, steps=2, restart="fresh", overlap=True),
     Sampled(size=3, steps=2),
     Sampled(size=3, steps=2, overlap=False),
 ]
@@ -275,7 +275,7 @@ def test_any_schedule_keeps_its_promises(policy: Any, seed: int) -> None:
         assert max(pairs.values()) == 1
 
 
-@pytest.mark.parametrize("policy", [Buffer(size=10, restart="broadcast"), Sampled(size=3)], ids=str)
+@pytest.mark.parametrize("policy", [Buffer(size=10, restart="fresh", overlap=True), Sampled(size=3)], ids=str)
 def test_lost_jobs_do_not_stall_a_broadcast_schedule(policy: Any) -> None:
     fleet = build("equal", 10, drop_out=0.3, latency=0.01)
     clock = VirtualClock(policy, fleet.durations(1, 0, 0), generator(1, "policy"))
@@ -287,7 +287,7 @@ def test_lost_jobs_do_not_stall_a_broadcast_schedule(policy: Any) -> None:
 def test_the_unit_of_time_does_not_decide_a_tie(unit: float) -> None:
     """Version 6 comes in at the moment client 1 is free; it is taken, whichever way the sums are rounded."""
     fleet = Times([5.521 * unit, 11.34 * unit], [8.029 * unit, 12.474 * unit], [12.889 * unit, 2.245 * unit])
-    rows = rows_of(Buffer(size=1, steps=1, restart="broadcast"), fleet, 80 * unit)
+    rows = rows_of(Buffer(size=1, steps=1, restart="fresh", overlap=True), fleet, 80 * unit)
     assert [record.version for _, record in rows if isinstance(record, Begun) and record[:2] == (1, 4)] == [6]
 
 
@@ -322,7 +322,7 @@ def test_a_horizon_knows_what_will_be_consumed_and_no_more() -> None:
         (Buffer(size=5, concurrency=11), "concurrency = 11; it must be between 1 and the 10 clients"),
         (Buffer(size=0), "size = 0"),
         (Buffer(size=2, steps=0), "local steps = 0"),
-        (Buffer(size=2, concurrency=5, restart="broadcast"), "takes no concurrency limit"),
+        (Buffer(size=2, concurrency=5, restart="fresh", overlap=True), "takes no concurrency limit"),
         (Buffer(size=2, restart="later"), "restart = 'later'"),  # type: ignore[arg-type]
         (Rounds(size=11), "11 distinct clients asked for"),
         (Rounds(size=8, over_selection=1.5), "12 distinct clients asked for"),
@@ -371,7 +371,9 @@ def test_clients_that_may_choose_take_their_own_number_of_steps() -> None:
     assert {record.steps for _, record in ordered if isinstance(record, Begun)} == {4}
 
 
-@pytest.mark.parametrize("policy", [Buffer(2), Buffer(2, restart="broadcast"), Buffer(2, restart="fresh"), Sampled(2)])
+@pytest.mark.parametrize(
+    "policy", [Buffer(2), Buffer(2, restart="fresh", overlap=True), Buffer(2, restart="fresh"), Sampled(2)]
+)
 def test_every_policy_leaves_steps_to_the_clients(policy: Any) -> None:
     durations = Times([0.25] * 3, [0.1, 0.2, 0.3], [0.5] * 3, [3, 1, 2])
     found = {

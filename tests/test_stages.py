@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat import ConfigError, Experiment, keys, replay, resume, run
-from offbeat.assemble import build, build_method
+from offbeat.experiments.assemble import build, build_method
 from offbeat.method import passed
 from offbeat.methods import METHODS
 from offbeat.schedule.hybrid import Hybrid

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from offbeat import ConfigError, Experiment, cli, replay, resume, run, toml
-from offbeat.assemble import build
+from offbeat import ConfigError, Experiment, cli, replay, resume, run
+from offbeat.config import toml
+from offbeat.experiments.assemble import build
 from offbeat.fleets.distributions import LAST
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet

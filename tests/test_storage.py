@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from offbeat import OffbeatError, compare, replay, resume, run
 from offbeat.cli import app
 from offbeat.errors import ReplayDiffers, StorageError
-from offbeat.measure import measure
 from offbeat.runs import columns, disk, store
 from offbeat.runs.folder import file_name
 from offbeat.runs.lock import Lock
@@ -31,6 +30,7 @@ from offbeat.runs.manifest import read_manifest
 from offbeat.runs.rerun import Digest
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.trace import last_begins
+from offbeat.theory.measure import measure
 from test_mistakes import KillAt, killed, offbeat
 from test_runs import FEDBUFF, InterruptAt, experiment, figures, interrupted, same_bits
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from experiments import digest
-from offbeat import Experiment, comparison, resume
-from offbeat.comparison import compare
+from offbeat import Experiment, resume
 from offbeat.errors import ConfigError, Interrupted, OffbeatError
 from offbeat.papers import RECIPES
 from offbeat.papers.ledger import Ledger
 from offbeat.papers.recipe import Settings
 from offbeat.papers.runner import resume as fill
 from offbeat.runs.manifest import read_manifest
+from offbeat.studies import comparison
+from offbeat.studies.comparison import compare
 from test_runs import InterruptAt
 from worlds import quadratic_world
 
@@ -125,7 +126,7 @@ def started() -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_one_worker_and_two_tune_to_the_same(started: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="the extra `tune` is not installed")
-    from offbeat import tuning
+    from offbeat.studies import tuning
 
     pair = {"fedbuff": PLAIN, "scaffold": replace(PLAIN, method={"name": "scaffold", "local_steps": 2, "n": 4})}
     asked: dict[str, Any] = {"target": 0.2, "trials": 6, "seeds": (0, 1)}
@@ -165,7 +166,7 @@ def test_one_worker_and_two_give_the_same_comparison(started: None, tmp_path: Pa
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_whose_worker_dies_is_made_again(started: None, tmp_path: Path) -> None:
-    from offbeat.spread import Call, spread
+    from offbeat.studies.spread import Call, spread
 
     def dies_once(mark: Path) -> str:
         if mark.exists():

@@ -38,7 +38,7 @@ POLICIES = [
     Buffer(size=3, steps=STEPS),
     Buffer(size=2, steps=STEPS, concurrency=5),
     Buffer(size=3, steps=STEPS, restart="fresh"),
-    Buffer(size=3, steps=STEPS, restart="broadcast"),
+    Buffer(size=3, steps=STEPS, restart="fresh", overlap=True),
     Sampled(size=3, steps=STEPS),
     Sampled(size=3, steps=STEPS, overlap=False),
 ]

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from offbeat import ConfigError, Experiment, OffbeatError, Task, run, trials, tuning
-from offbeat.proposals import parse_search, proposed
-from offbeat.toml import read
-from offbeat.trials import NEVER, Aim, Tried, judging, run_heat
-from offbeat.tuning import Between, tune
-from offbeat.tuning_ledger import Entry
+from offbeat import ConfigError, Experiment, OffbeatError, Task, run
+from offbeat.config.toml import read
+from offbeat.studies import trials, tuning
+from offbeat.studies.proposals import parse_search, proposed
+from offbeat.studies.trials import NEVER, Aim, Tried, judging, run_heat
+from offbeat.studies.tuning import Between, tune
+from offbeat.studies.tuning_ledger import Entry
 from test_metrics import error, small
 
 BUDGET = {"until": {"commits": 12}, "evaluate": {"every_commits": 3}, "device": "cpu", "fleet": "uniform"}

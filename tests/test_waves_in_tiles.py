@@ -15,13 +15,13 @@ import torch
 
 from experiments import METHODS, digest, drawn, keeps_the_law
 from offbeat import Experiment, replay, resume, run
-from offbeat.assemble import build
 from offbeat.cli.flags import engine_of
 from offbeat.engines import ray_crew
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Sum
 from offbeat.engines.tiling import Arrays, Span, joined, pieces, tile_size
 from offbeat.errors import ConfigError
+from offbeat.experiments.assemble import build
 from offbeat.records import Begun
 
 SEVERAL = ("fedbuff", "scaffold", "fednova", "async-hl-sgd")

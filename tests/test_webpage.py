@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat import Experiment, Rounds, compare, run, webpage
+from offbeat import Experiment, Rounds, compare, run
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.fleets.make import build
 from offbeat.keys import generator
@@ -27,6 +27,7 @@ from offbeat.runs.store import Store
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
+from offbeat.studies import webpage
 
 TASK = {"name": "digits", "clients": 12, "model": "logistic"}
 NASTY = '</script><img src=x onerror="alert(1)">&'

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat import cluster_views
-from offbeat.assemble import build_method
 from offbeat.engines.engine import Done, Engine
+from offbeat.experiments import cluster_views
+from offbeat.experiments.assemble import build_method
 from offbeat.fleets.make import build
 from offbeat.keys import generator
 from offbeat.method import Method

@@ -189,6 +189,13 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "hook on an activation": lambda w: Animal(Own(lambda m, x: hook(m.parts[0](x)), nn.Linear(w, w)), (w,)),
     "checkpoint": lambda w: Animal(Own(lambda m, x: checkpoint(m.parts[0], x, use_reentrant=False), nn.Linear(w, w)),
                                    (w,)),
+    "checkpoint of two": lambda w: Animal(Own(lambda m, x: checkpoint(lambda t: m.parts[1](torch.tanh(m.parts[0](t))), x,
+                                              use_reentrant=False), nn.Linear(w, w), nn.Linear(w, w)), (w,)),
+    "layer in two places": lambda w: Animal((lambda one: seq(one, nn.Tanh(), one))(nn.Linear(w, w)), (w,)),
+    "gradient inside": lambda w: Animal(Own(lambda m, x: smooth(m, x) + torch.func.grad(lambda t: smooth(m, t).square(
+        ).sum())(x), nn.Linear(w, w)), (w,)),
+    "weights mapped": lambda w: Animal(Own(lambda m, x: torch.vmap(lambda v: F.linear(x, v))(m.w).sum(0), w=(2, w, w)),
+                                       (w,)),
     # keyword calls
     "linear by names": lambda w: Animal(Own(lambda m, x: F.linear(input=x, weight=m.w, bias=m.b), w=(w, w), b=(w,)), (w,)),
     "linear, weight by name": lambda w: Animal(Own(lambda m, x: F.linear(x, weight=m.w), w=(w, w)), (w,)),
@@ -299,6 +306,9 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "embedding bag with padding": lambda w: Animal(nn.EmbeddingBag(9, w, mode="sum", padding_idx=2), (3,), tokens=9),
     "encoder": lambda w: Animal(nn.TransformerEncoderLayer(w, 2, 2 * w, 0.0, batch_first=True), (3, w)),
     "decoder": lambda w: Animal(decoder(w, 0.0), (3, w)),
+    "decoder with a mask": lambda w: Animal(Own(lambda m, x: m.parts[0](x, x.flip(1), tgt_mask=torch.full((
+        3, 3), -torch.inf, dtype=x.dtype, device=x.device).triu(1)), nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(w, 2, 2 * w, 0.0, batch_first=True), 1)), (3, w)),
     # pooling, shapes, padding
     "max pool": lambda w: Animal(seq(nn.Conv2d(2, w, 3), nn.MaxPool2d(2)), (2, 8, 7)),
     "max pool over": lambda w: Animal(seq(nn.Conv2d(2, w, 3), nn.MaxPool2d(3, 2, 1, ceil_mode=True)), (2, 8, 7)),
@@ -383,6 +393,10 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy by names": lambda z, y: F.cross_entropy(input=z, target=y),
     "cross-entropy, weighted": lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS.to(z)),
     "cross-entropy, smooth": lambda z, y: F.cross_entropy(z, y, label_smoothing=0.1),
+    "cross-entropy, smooth and weighted": lambda z, y: F.cross_entropy(
+        z, y, weight=WEIGHTS.to(z), label_smoothing=0.1, ignore_index=2
+    ),
+    "gaussian": lambda z, y: F.gaussian_nll_loss(z, one_hot(z, y), z.square() + 1e-7, True),
     "cross-entropy, holes": lambda z, y: F.cross_entropy(z, torch.where(y == 3, -100, y)),
     "cross-entropy, infinite holes": lambda z, y: F.cross_entropy(
         z.masked_fill(torch.arange(CLASSES, device=z.device) == 0, -torch.inf), torch.where(y == 0, -100, y)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from offbeat import Experiment, compare
 from offbeat.runs import plots
-from offbeat.tuning import Between, tune
+from offbeat.studies.tuning import Between, tune
 
 # %%
 # Two methods with the same budget. Trials are judged by a part of every client's samples that nobody trains on; the

@@ -7,7 +7,7 @@ best over seeds. The same from Python, with few trials so that this page builds 
 """
 
 from offbeat import Experiment
-from offbeat.choosing import choose, rows
+from offbeat.studies.choosing import choose, rows
 
 problem = Experiment(
     task={"name": "digits", "clients": 20, "model": "logistic"},

@@ -6,8 +6,8 @@ The papers' theorems speak of constants of a problem. ``measure`` finds them, ``
 """
 
 from offbeat import Experiment
-from offbeat.advise import advise, opening
-from offbeat.measure import Effort, measure
+from offbeat.theory.advise import advise, opening
+from offbeat.theory.measure import Effort, measure
 
 problem = Experiment(
     method={"name": "local-sgd", "n": None, "local_steps": 5, "client_lr": 0.05},

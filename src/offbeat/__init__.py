@@ -10,11 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offbeat.assemble import build
-    from offbeat.comparison import Comparison, compare
-    from offbeat.config import Experiment
     from offbeat.errors import ConfigError, OffbeatError, ReplayDiffers, StorageError
-    from offbeat.experiment import replay, resume, run
+    from offbeat.experiments.assemble import build
+    from offbeat.experiments.experiment import Experiment
+    from offbeat.experiments.running import replay, resume, run
     from offbeat.fleets.fleet import Fleet
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from offbeat.schedule.buffer import Buffer
     from offbeat.schedule.rounds import Rounds
     from offbeat.schedule.sampled import Sampled
+    from offbeat.studies.comparison import Comparison, compare
     from offbeat.tasks.task import Task
 
 __all__ = [
@@ -58,11 +58,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "assemble": ("build",),
-    "comparison": ("Comparison", "compare"),
-    "config": ("Experiment",),
+    "experiments.assemble": ("build",),
+    "studies.comparison": ("Comparison", "compare"),
+    "experiments.experiment": ("Experiment",),
     "errors": ("ConfigError", "OffbeatError", "ReplayDiffers", "StorageError"),
-    "experiment": ("replay", "resume", "run"),
+    "experiments.running": ("replay", "resume", "run"),
     "fleets.fleet": ("Fleet",),
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),

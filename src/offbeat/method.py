@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from functools import reduce, wraps
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, get_type_hints
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, OffbeatError, shown
 from offbeat.keys import fold
-from offbeat.options import extends
 from offbeat.records import Arrived, Command, Joined, Left, Woke
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 Vector: TypeAlias = "torch.Tensor"
 State: TypeAlias = "dict[str, torch.Tensor]"  # the server's vectors; always has "model"
 Update: TypeAlias = "dict[str, torch.Tensor]"  # what a job brings back, by name
+KEYWORD = Parameter.POSITIONAL_OR_KEYWORD
 Carry: TypeAlias = Any  # a named tuple of vectors whose first field is the iterate
 
 
@@ -74,8 +77,9 @@ class Policy(Protocol):
         """Who starts and reports: "clients" or "clusters"."""
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The options of methods that say how it is to be; with a policy in their place they have no effect."""
+    def options(self) -> Mapping[str, str]:
+        """What a method's user may say of it: an option's name, and the field that it sets ("between.steps": a field of
+        the policy inside)."""
 
 
 # ---- what ---------------------------------------------------------------------------------------
@@ -223,6 +227,14 @@ class Rule:
         assert self.weigh is not None
         weights = self.weigh(cohort)
         each = weights if isinstance(weights, Mapping) else dict.fromkeys(self.local.sends, weights)
+        column = cohort.staleness
+        for name in self.local.sends:
+            given: Any = each.get(name)
+            if getattr(given, "shape", None) != column.shape or given.dtype != column.dtype:
+                raise OffbeatError(
+                    f"`weigh` must give a tensor of {len(column)} weights of the type {column.dtype} for '{name}', one "
+                    f"for each update, as `cohort.staleness` has; it gave {shown(given)}"
+                )
         return {name: each[name] for name in self.local.sends}
 
     def broadcast(self, state: State, key: int) -> State:
@@ -252,24 +264,70 @@ class Method:
     what: Rule
 
 
-def covered(method: str, default: Policy, when: Policy | None, experimental: bool) -> Policy:
-    """The policy a method runs under: its paper's own kind, or any other only when told `experimental`."""
-    if when is None or when.kind == default.kind or experimental:
-        return when or default
-    raise ConfigError(
-        [
-            f"{method} is defined for the policy '{default.kind}', not for '{when.kind}': its paper says nothing "
-            "about that composition. Pass experimental = true to run it all the same."
-        ]
-    )
+def takes_policy(**names: str | None) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """For the maker of a method whose parameter `when` has the paper's policy as its default.
+
+    The policy's options become the method's, by the policy's names or by others given here (None: not an option). After
+    the maker's own come two more: `when`, another policy of that kind in its place, and `experimental`: of any kind.
+    """
+
+    def decorated(make: Callable[..., Method]) -> Callable[..., Method]:
+        plain = inspect.signature(make, eval_str=True)
+        default: Policy = plain.parameters["when"].default
+        fields = {names.get(name, name) or "": path for name, path in default.options.items()}
+        fields.pop("", None)
+        parameters = [Parameter(name, KEYWORD, **shape(default, path)) for name, path in fields.items()]
+        parameters += [p for p in plain.parameters.values() if p.name != "when"]
+        parameters.append(Parameter("when", Parameter.KEYWORD_ONLY, default=None, annotation=Policy | None))
+        parameters.append(Parameter("experimental", Parameter.KEYWORD_ONLY, default=False, annotation=bool))
+        whole = plain.replace(parameters=parameters)
+
+        @wraps(make)
+        def make_under(*given: Any, **options: Any) -> Method:
+            chosen = whole.bind(*given, **options).arguments
+            when, experimental = chosen.pop("when", None), chosen.pop("experimental", False)
+            said = {name: chosen.pop(name) for name in fields if name in chosen}
+            if when is None:
+                policy = default
+                for name, value in said.items():
+                    policy = with_field(policy, fields[name], value)
+                return make(policy, **chosen)
+            if said:
+                raise ConfigError([f"{key} has no effect with when; say it in when (size, steps, ...)" for key in said])
+            if when.kind != default.kind and not experimental:
+                raise ConfigError(
+                    [
+                        f"{make(default, **chosen).name} is defined for the policy '{default.kind}', not for "
+                        f"'{when.kind}': its paper says nothing about that composition. Pass experimental = true to "
+                        "run it all the same."
+                    ]
+                )
+            return make(when, **chosen)
+
+        maker: Any = make_under
+        maker.__signature__, maker.__annotations__ = whole, {p.name: p.annotation for p in parameters}
+        maker.policy_options = tuple(fields)
+        return make_under
+
+    return decorated
 
 
-def takes_policy(make: Callable[..., Method]) -> Callable[..., Method]:
-    """The maker of a method, with two more options: `when`, a policy in the place of its own, and `experimental`."""
+def policy_options(make: Callable[..., Any]) -> tuple[str, ...]:
+    """The options of a method that say how its own policy is to be; where another is given they have no effect."""
+    return getattr(make, "policy_options", ())  # `takes_policy` says them
 
-    @extends(make)
-    def make_under(*given: Any, when: Policy | None = None, experimental: bool = False, **options: Any) -> Method:
-        method = make(*given, **options)
-        return replace(method, when=covered(method.name, method.when, when, experimental))
 
-    return make_under
+def field_of(policy: Policy, path: str) -> Any:
+    return reduce(getattr, path.split("."), policy) if path else policy
+
+
+def shape(policy: Policy, path: str) -> dict[str, Any]:
+    """The default and the annotation of a parameter that stands for this field."""
+    inner, _, name = path.rpartition(".")
+    return {"default": field_of(policy, path), "annotation": get_type_hints(type(field_of(policy, inner)))[name]}
+
+
+def with_field(policy: Any, path: str, value: Any) -> Any:
+    """The policy, with another value of that field."""
+    name, _, rest = path.partition(".")
+    return replace(policy, **{name: with_field(getattr(policy, name), rest, value) if rest else value})

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offbeat.assemble import build_method
 from offbeat.bench import work
-from offbeat.choices import Precision
+from offbeat.config.choices import Precision
 from offbeat.engines.engine import Engine
+from offbeat.experiments.assemble import build_method
 from offbeat.records import Begun
 from offbeat.tasks.models import build
 from offbeat.tasks.task import Task

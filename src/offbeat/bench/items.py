@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from offbeat import __version__
-from offbeat.assemble import build_method
 from offbeat.bench import NAMES, RAY, work
 from offbeat.bench.families import FAMILIES, measure
-from offbeat.choices import Precision
-from offbeat.config import Experiment
+from offbeat.config.choices import Precision
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.errors import ConfigError, unknown
-from offbeat.experiment import run
+from offbeat.experiments.assemble import build_method
+from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import run
 from offbeat.records import Begun
 from offbeat.runs.environment import processor
 

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.assemble import build_method
 from offbeat.bench import RAY, work
-from offbeat.config import Experiment
 from offbeat.engines.crew import Reply, in_process
 from offbeat.engines.engine import Engine
 from offbeat.engines.ray_crew import RayCrew, ray_crew
@@ -22,10 +20,12 @@ from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import GREATEST, LEAST, Solved, Spec, Sum, Tile, TileAnswer
 from offbeat.engines.tiling import Span, joined
 from offbeat.engines.updates import Answer, Plan, Result
-from offbeat.experiment import run
-from offbeat.plan import GBIT, Rates
+from offbeat.experiments.assemble import build_method
+from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import run
 from offbeat.records import Begun
-from offbeat.spread import Call, connected, spread
+from offbeat.studies.plan import GBIT, Rates
+from offbeat.studies.spread import Call, connected, spread
 
 Rows = list[dict[str, Any]]
 # Client-steps a second of an H200 (CNN, tf32), by clients in a wave: results/speed-h200.json.

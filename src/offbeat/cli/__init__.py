@@ -32,6 +32,7 @@ from offbeat.cli.report_command import report, watch
 from offbeat.cli.run_commands import replay, resume, run
 from offbeat.cli.shelf_commands import explain, plot, runs, show, table
 from offbeat.cli.tune_command import tune
+from offbeat.config import registry
 from offbeat.errors import BadNumbers, ConfigError, Interrupted, OffbeatError, ReplayDiffers, StorageError
 
 EXITS: dict[type, int] = {ReplayDiffers: 1, BadNumbers: 3, StorageError: 4, Interrupted: 130}
@@ -79,3 +80,10 @@ def main() -> None:
     except OffbeatError as error:
         print(f"offbeat: {error}", file=sys.stderr)
         sys.exit(EXITS.get(type(error), 2))
+    except Exception as error:
+        if not registry.outside:
+            raise
+        theirs = f"It uses code of your own ({', '.join(registry.outside)})"
+        tried = "`offbeat check` tries methods, policies and stages"
+        print(f"offbeat: it stopped with {registry.fault(error)}. {theirs}; {tried}", file=sys.stderr)
+        sys.exit(2)

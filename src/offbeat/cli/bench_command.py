@@ -11,8 +11,8 @@ import typer
 from offbeat.bench import NAMES, RAY
 from offbeat.cli.flags import Json
 from offbeat.cli.output import terminal
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError
-from offbeat.options import option_problems
 
 HELP = f"Only these items: {', '.join(NAMES)}. With the extra ray, by name alone: ray (all of {', '.join(RAY)})."
 

@@ -1,4 +1,4 @@
-"""`offbeat check`: the laws, tried on a method or policy of one's own."""
+"""`offbeat check`: the laws, tried on a method, policy or stage of one's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from offbeat.cli.flags import Json, assignment
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="A method or a policy: module:function of your own, or a known name.")],
+    name: Annotated[
+        str, typer.Argument(help="A method, policy or stage: module:function of your own, or a known name.")
+    ],
     sets: Annotated[list[str] | None, typer.Option("--set", help="An option of it: name=value; repeatable.")] = None,
     alone: Annotated[
         list[str] | None,
@@ -19,7 +21,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try every law on a method or policy of your own, and say in words which fail. Exit code 1 if one does.
+    """Try every law on a method, policy or stage of your own, and say in words which fail. Exit code 1 if one does.
 
     Example: offbeat check my_module:my_method --set n=3 --alone n=1
     """

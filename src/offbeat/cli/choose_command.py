@@ -48,8 +48,8 @@ def choose(
         experiment = replace(experiment, until=limits(budget))
     elif config is None:
         raise ConfigError(["give a budget, e.g. --budget virtual_seconds=60"])
-    from offbeat import choosing
     from offbeat.runs.progress import Progress
+    from offbeat.studies import choosing
 
     def progress(label: str, until: Mapping[str, float]) -> Progress:
         return Progress(label, until)

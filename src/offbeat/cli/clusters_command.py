@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat import toml
 from offbeat.cli.flags import ConfigFile, FleetName, Json, Sets, merge
 from offbeat.cli.output import show_json, show_table, writing
+from offbeat.config import toml
 from offbeat.errors import ConfigError
-from offbeat.meters import hlsgd
+from offbeat.theory import hlsgd
 
 if TYPE_CHECKING:
     from offbeat.fleets.clusters import Clusters
@@ -34,8 +34,8 @@ def clusters(
     Example: offbeat clusters --fleet hlsgd --set 'fleet.clusters={count=4,graph="torus"}' --out clusters.png
     """
     table = toml.read(config) if config else {"fleet": "hlsgd"}
-    from offbeat.assemble import make_fleet, make_task, seed_problems
-    from offbeat.config import Experiment
+    from offbeat.experiments.assemble import make_fleet, make_task, seed_problems
+    from offbeat.experiments.experiment import Experiment
 
     experiment = Experiment.of(merge(table, {"fleet": fleet, "seed": seed}, sets or [], []))
     if problems := seed_problems(experiment.seed):

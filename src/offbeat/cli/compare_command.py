@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat import toml
 from offbeat.cli.flags import (
     Address,
     Device,
@@ -25,10 +24,11 @@ from offbeat.cli.flags import (
     watching,
 )
 from offbeat.cli.output import show_table, sign_of_life
+from offbeat.config import toml
 from offbeat.errors import BadNumbers, ConfigError
 
 if TYPE_CHECKING:
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
 
 
 def compare(
@@ -58,7 +58,10 @@ def compare(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits."""
+    """Run several methods on the same task and fleet: a table, a picture and a page, at equal time and commits.
+
+    Example: offbeat compare fedbuff local-sgd --until virtual_seconds=2 --seeds 3 --out runs/compare
+    """
     sign_of_life("compare")
     if tuned is not None:
         if config is not None:
@@ -68,9 +71,9 @@ def compare(
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     watching(table, callbacks)
     common, experiments = labelled(table, methods or [])
-    from offbeat.comparison import PAGE, compare
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
+    from offbeat.studies.comparison import PAGE, compare
 
     def progress(label: str, experiment: Experiment) -> Progress:
         return Progress(f"{label} seed {experiment.seed}", experiment.until)
@@ -91,7 +94,7 @@ def compare(
 
 def labelled(table: dict[str, Any], methods: list[str]) -> tuple[Experiment, dict[str, Experiment]]:
     """What all experiments of a comparison have in common, and each of them by its label."""
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
 
     options = table.pop("methods", {})
     if not isinstance(options, dict) or not all(isinstance(each, dict) for each in options.values()):

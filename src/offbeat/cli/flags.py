@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat import toml
+from offbeat.config import toml
 from offbeat.errors import ConfigError
 from offbeat.runs.target import LIMITS
 
 if TYPE_CHECKING:
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file; flags and --set change what it says.")]
 TaskName = Annotated[str | None, typer.Option(help="A task: `offbeat list tasks`, or module:function.")]
@@ -70,7 +70,7 @@ def experiment_of(
     """The experiment that a file, if any, and the flags describe."""
     table = toml.read(config) if config else {}
     watching(table, callbacks)
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
 
     return Experiment.of(merge(table, flags, sets or [], until or [], metrics or []))
 
@@ -131,7 +131,7 @@ def fleet_table(path: Path) -> Any:
 
 
 def default(kind: str) -> Any:
-    from offbeat.config import Experiment
+    from offbeat.experiments.experiment import Experiment
 
     return getattr(Experiment(), kind)
 

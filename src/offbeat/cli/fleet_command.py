@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbeat import toml
 from offbeat.cli.flags import Json
 from offbeat.cli.output import show_json, show_table, writing
+from offbeat.config import toml
 from offbeat.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat import registry, toml
 from offbeat.cli.flags import Json
+from offbeat.config import registry, toml
+from offbeat.config.options import defaults
 from offbeat.errors import ConfigError, unknown
-from offbeat.options import defaults
 
 LISTS = {  # and what the registry calls one of each
     "methods": "method", "tasks": "task", "fleets": "fleet", "models": "model", "splits": "split", "graphs": "graph",
     "policies": "policy", "stages": "stage", "metrics": "metric", "callbacks": "callback", "papers": "recipe",
-    "laws": "law", "fast-paths": "fast path",
+    "theorems": "theorem",    "laws": "law", "fast-paths": "fast path",
 }  # fmt: skip
 HIDDEN = ("when", "data", "seed", "settings", "y", "owners", "input_shape", "outputs", "nodes")  # not for configs
 
@@ -30,7 +30,10 @@ def list_names(
     name: Annotated[str | None, typer.Argument(help="One of them, or module:function: its options.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what a config may name; with a NAME, the options that it takes."""
+    """List what a config may name; with a NAME, the options that it takes.
+
+    Example: offbeat list methods fedbuff
+    """
     if what not in LISTS:
         raise ConfigError([unknown("list", what, LISTS)])
     if what == "laws":

@@ -11,7 +11,8 @@ import typer
 
 from offbeat.cli.flags import ConfigFile, Device, FleetName, Json, Seed, Sets, TaskName, assignment, experiment_of
 from offbeat.cli.output import show_json, show_table, writing
-from offbeat.meters.theorems import THEOREMS
+from offbeat.errors import ConfigError
+from offbeat.theory.theorems import ADVISED
 
 
 def measure(
@@ -26,10 +27,16 @@ def measure(
     local_steps: Annotated[int, typer.Option(help="Local steps in each of them.", min=1)] = 10,
     client_lr: Annotated[float, typer.Option(help="Their rate.")] = 0.05,
     iterations: Annotated[int, typer.Option(help="Steps of power iteration beside the path; 0: none.", min=0)] = 0,
-    advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(THEOREMS)}.")] = None,
+    advise: Annotated[str | None, typer.Option(help=f"What theory admits for: {', '.join(ADVISED)}.")] = None,
     known: Annotated[
         list[str] | None,
         typer.Option("--known", help="A constant that you know, e.g. convexity=0.1 or quadratic=true; repeatable."),
+    ] = None,
+    theorem: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ask this one of --advise METHOD: a name of `offbeat list theorems`, or module:function; repeatable."
+        ),
     ] = None,
     seed: Seed = None,
     device: Device = None,
@@ -43,17 +50,20 @@ def measure(
     """
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     experiment = experiment_of(config, flags, sets)
-    from offbeat import advise as theory
-    from offbeat.config import split_name
-    from offbeat.measure import Effort, measure
+    from offbeat.experiments.experiment import split_name
     from offbeat.runs import report
     from offbeat.runs.progress import Progress
     from offbeat.runs.store import strict
+    from offbeat.theory import advise as theory
+    from offbeat.theory.measure import Effort, measure
 
     facts = dict(assignment("--known", text) for text in known or [])
     theory.check_known(facts)
+    theorems = tuple(theorem or ())
+    if theorems and advise is None:
+        raise ConfigError(["--theorem says which theorems to ask; say with --advise METHOD about what"])
     if advise is not None:
-        theory.asked_about(experiment, advise)  # what cannot be asked is said before anything is measured
+        theory.asked_about(experiment, advise, theorems)  # what cannot be asked is said before anything is measured
     effort = Effort(samples or None, 8 if samples else None, rounds, local_steps, client_lr, iterations)
     with writing(out, ".json"):
         progress = Progress("measuring", {})
@@ -65,8 +75,8 @@ def measure(
         plan, opening = None, ""
         counsels: dict[str, theory.Counsel] = {}
         if advise is not None:  # every figure beside the advice belongs to the method that it is about
-            measured = replace(measured, schedule=theory.schedule_for(measured, experiment, advise))
-            plan, counsels = theory.advise(measured, experiment, advise)
+            measured = replace(measured, schedule=theory.schedule_for(measured, experiment, advise, theorems))
+            plan, counsels = theory.advise(measured, experiment, advise, theorems)
             opening = theory.opening(experiment, advise, plan, counsels)
         figures = measured.json()
         if plan is not None:

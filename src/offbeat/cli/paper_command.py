@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from offbeat import registry
 from offbeat.cli.flags import Address, Json, Overwrite
 from offbeat.cli.output import show_json, show_table, terminal
+from offbeat.config import registry
 from offbeat.errors import ConfigError, unknown
 
 

@@ -34,8 +34,8 @@ def plan(
     experiment = experiment_of(config, flags, sets)
     from rich.console import Console
 
-    from offbeat.plan import plan
     from offbeat.runs import report
+    from offbeat.studies.plan import plan
 
     with Console(stderr=True).status("plan") as status:
         found = plan(experiment, gpus, gbit, jobs, seconds, lambda text: status.update(f"plan: {text}"))

@@ -27,7 +27,7 @@ def report(
     """
     if wrong := [value for value in target or () if not 0 < value <= 1]:
         raise ConfigError([f"--target {value:g}; an accuracy is a share above 0 and at most 1" for value in wrong])
-    from offbeat import webpage
+    from offbeat.studies import webpage
 
     with writing(out, ".html"):
         path = webpage.report(runs, out, title, target or ())

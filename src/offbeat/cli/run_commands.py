@@ -59,7 +59,7 @@ def run(
     flags = {"method": method, "task": task, "fleet": fleet, "seed": seed, "device": device}
     flags |= engine_of(engine, workers, address)
     experiment = experiment_of(config, flags, sets, until, metrics, callbacks)
-    from offbeat.experiment import run
+    from offbeat.experiments.running import run
 
     show_outcome(run(experiment, out, True, overwrite), as_json, out)
 
@@ -73,10 +73,13 @@ def resume(
     changed_code: ChangedCode = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it."""
+    """Go on with a run that stopped; the result is the one the run would have had. Another engine may go on with it.
+
+    Example: offbeat resume runs/hetero --until commits=30
+    """
     further = limits(until)
     sign_of_life(str(directory))
-    from offbeat.experiment import preparing, resume
+    from offbeat.experiments.running import preparing, resume
     from offbeat.runs.progress import Progress
 
     others = engine_of(engine, workers, address)
@@ -104,8 +107,10 @@ def replay(
     """Feed a stored trace to the policy again; fails unless it says the same and ends at the same model.
 
     Of a live run the commands must be the same; jobs and model are computed again where the shards are at hand.
+
+    Example: offbeat replay runs/hetero
     """
-    from offbeat.experiment import repeat
+    from offbeat.experiments.running import repeat
     from offbeat.runs.stored import Stored
 
     if Stored(directory).manifest.live:

@@ -75,7 +75,10 @@ def show(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     as_json: Json = False,
 ) -> None:
-    """Show one run: how it was made, how it stands, and every figure with the data that it comes from."""
+    """Show one run: how it was made, how it stands, and every figure with the data that it comes from.
+
+    Example: offbeat show runs/hetero
+    """
     from offbeat.runs import shelf
     from offbeat.runs.report import significant, spoken
 
@@ -120,7 +123,10 @@ def table(
     target: Annotated[str | None, typer.Option(help="Show the time to this target, e.g. 0.9 or 'mae 0.1'.")] = None,
     as_json: Json = False,
 ) -> None:
-    """One table of several runs; those that differ by their seed alone are averaged, with half of a 95 % interval."""
+    """One table of several runs; those that differ by their seed alone are averaged, with half of a 95 % interval.
+
+    Example: offbeat table runs/compare --format latex
+    """
     from offbeat.runs import report, shelf
     from offbeat.runs.layout import FORMS
 
@@ -154,7 +160,10 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture: a name ending in .png, .svg or .pdf.")] = Path("plot.png"),
     as_json: Json = False,
 ) -> None:
-    """Draw runs: curves of a metric; of several seeds the mean and its 95 % band."""
+    """Draw runs: curves of a metric; of several seeds the mean and its 95 % band.
+
+    Example: offbeat plot runs/compare --out curves.png
+    """
     from offbeat.runs import curves, shelf
 
     if out.suffix.lower() not in curves.SUFFIXES or out.is_dir():
@@ -191,7 +200,7 @@ def units(run: Shelved) -> int | None:
     """How many clients the trace speaks of; None where it speaks of clusters."""
     from pyarrow.parquet import read_metadata
 
-    from offbeat.assemble import build_method
+    from offbeat.experiments.assemble import build_method
 
     try:
         clustered = build_method(run.config.get("method")).when.speaks_of == "clusters"
@@ -204,7 +213,10 @@ def explain(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a run went (computing, transfers, waiting, away), and what to change."""
+    """Say where the time of a run went (computing, transfers, waiting, away), and what to change.
+
+    Example: offbeat explain runs/hetero
+    """
     from offbeat.runs import explain, shelf
     from offbeat.runs.columns import StoredRows
     from offbeat.runs.stored import sources

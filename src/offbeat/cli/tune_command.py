@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from offbeat import toml
 from offbeat.cli.compare_command import labelled
 from offbeat.cli.flags import Address, Device, FleetName, Json, Metrics, Sets, TaskName, Until, merge
 from offbeat.cli.output import show_json, show_table, sign_of_life
+from offbeat.config import toml
 
 
 def tune(
@@ -62,9 +62,9 @@ def tune(
     flags = {"task": task, "fleet": fleet, "device": device}
     table = merge(toml.read(config) if config else {}, flags, sets or [], until or [], metrics or [])
     common, experiments = labelled(table, methods or [])
-    from offbeat.proposals import parse_search
     from offbeat.runs.report import spoken
-    from offbeat.tuning import tune as look_for
+    from offbeat.studies.proposals import parse_search
+    from offbeat.studies.tuning import tune as look_for
 
     def tell(label: str, done: int, many: int) -> None:
         if sys.stderr.isatty():

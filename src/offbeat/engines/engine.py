@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from offbeat import keys
-from offbeat.choices import Choice, Mode, Precision
+from offbeat.config.choices import Choice, Mode, Precision
 from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
@@ -254,10 +254,12 @@ class Engine(Shown):
         job = result.job
         what = "its update" if result.bad >= job.steps else f"the loss at local step {result.bad}"
         whose = f"client {result.client}" + (f" (cluster {job.client})" if self.blocks else "")
+        helps = "A lower client rate or clipping usually helps; NaN in the data is another cause."
+        if not job.version and not result.bad:
+            helps = "No step had been taken, so look at its samples: empty sequences, targets that are all left out."
         return (
             f"{whose}, version {job.version}: {what} is not finite (job {job.job}, {job.steps} steps). "
-            f"The run stopped at commit {self.version}; all that was committed before is kept. "
-            "A lower client rate or clipping usually helps; NaN in the data is another cause."
+            f"The run stopped at commit {self.version}; all that was committed before is kept. {helps}"
         )
 
     # ---- what a run shows -----------------------------------------------------------------------

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.choices import Choice
+from offbeat.config.choices import Choice
+from offbeat.config.room import host_memory as host_memory
 from offbeat.errors import ConfigError
 from offbeat.method import State
-from offbeat.room import host_memory as host_memory
 
 Place = Literal["device", "host", "file"]
 SHARE = {"device": 0.25, "host": 0.5, "file": 0.8}  # of what is free there

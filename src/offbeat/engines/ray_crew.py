@@ -236,7 +236,7 @@ class RayCrew:
         while self.tickets or (self.coming and not self.live):
             if not self.live and time.monotonic() - began > START:
                 raise OffbeatError(self.crowded())
-            ready, _ = self.ray.wait([*self.tickets, *self.coming], timeout=1.0)
+            ready, _ = self.ray.wait([*self.coming, *self.tickets], timeout=1.0)  # newcomers first: answers keep coming
             for ref in ready:
                 if ref in self.coming:
                     number = self.welcome(ref)

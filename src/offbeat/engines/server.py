@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat import keys
-from offbeat.choices import Choice
+from offbeat.config.choices import Choice
 from offbeat.engines.memory import Memory
 from offbeat.errors import OffbeatError
 from offbeat.method import Cohort, Method, State, Update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -76,22 +77,33 @@ class Settings:
             torch.set_num_threads(before)
 
 
+def repeatable_kernels(mode: int) -> None:
+    """Whether PyTorch takes kernels that give the same bits every time: 0 no, 1 where there are some, 2 always.
+
+    `torch.use_deterministic_algorithms` would import the compiler to tell it, too, which takes seconds.
+    """
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+    else:
+        torch.set_deterministic_debug_mode(mode)
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Kernels of PyTorch that give the same bits every time, where there are some; it warns of those that do not."""
     cudnn: Any = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
     before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
-    kernels = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kernels = torch.get_deterministic_debug_mode()
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     cudnn.deterministic, cudnn.benchmark = True, False
     memory.fill_uninitialized_memory = False  # it would write what is written again at once
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    repeatable_kernels(1)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(kernels[0], warn_only=kernels[1])
+        repeatable_kernels(kernels)
         cudnn.deterministic, cudnn.benchmark = before[:2]
         memory.fill_uninitialized_memory = before[2]
         if workspace is None:

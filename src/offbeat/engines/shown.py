@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.choices import Precision
+from offbeat.config.choices import Precision
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings
-from offbeat.numerics.evaluation import Figure
+from offbeat.errors import BadNumbers
+from offbeat.numerics.evaluation import Evaluation, Figure
 from offbeat.numerics.vector import FlatModel
 from offbeat.tasks.looks import Looks
 
@@ -32,7 +34,20 @@ class Shown:
     def evaluate(self) -> dict[str, Any]:
         """The metrics of the newest version."""
         with self.settings, torch.no_grad():
-            return self.looks(self.server.state["model"])
+            values = self.looks(self.server.state["model"])
+            if not self.version and not math.isfinite(values["loss"]) and self.finite():
+                raise BadNumbers(self.unfit(values["loss"]))
+            return values
+
+    def unfit(self, loss: float) -> str:
+        """What is wrong with the first model, which no rate has touched."""
+        main = self.looks.evaluations[0]
+        row = main.not_finite(self.server.state["model"]) if isinstance(main, Evaluation) else None
+        which = "" if row is None else f": that of sample {row} by itself is not finite"
+        return (
+            f"the loss of the first model on {main.data} is {loss}{which}. Nothing has been trained yet: look in "
+            "the data and the loss for empty sequences, targets that are all left out, logarithms, roots and quotients"
+        )
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -51,8 +66,14 @@ class Shown:
         return bool(self.server.state["model"].isfinite().all())
 
     def model(self) -> dict[str, Tensor]:
-        """The newest version by parameter name, as `load_state_dict` takes it; frozen ones too."""
-        named = dict(self.flat.module.named_parameters()) | self.flat.views(self.server.state["model"])
+        """The newest version as `load_state_dict` takes it: parameters, frozen ones too and those in several places by
+        each of their names, and buffers, but for those that a file of tensors does not take."""
+        module, views = self.flat.module, self.flat.views(self.server.state["model"])
+        named = dict(module.named_parameters()) | views
+        trained = {id(p): views.get(name, p) for name, p in module.named_parameters()}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_complex():
+                named.setdefault(name, trained.get(id(value), value))
         return {name: value.detach().contiguous().clone().cpu() for name, value in named.items()}
 
     def machine(self) -> dict[str, Any]:

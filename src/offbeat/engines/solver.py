@@ -18,9 +18,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch.utils import _pytree as pytree
 
-from offbeat.choices import Choice, Mode
+from offbeat.config.choices import Choice, Mode
 from offbeat.engines.captured import GraphAdvance, fitting
 from offbeat.engines.memory import Memory
 from offbeat.engines.tiles import TiledAdvance
@@ -30,7 +31,7 @@ from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.threads import threads
-from offbeat.numerics.unseen import gradient_hook
+from offbeat.numerics.unseen import alone
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import TRIAL, Begun
 
@@ -41,9 +42,20 @@ FAILED = {
     "one by one": "this model cannot be batched over clients, so jobs run one after another",
 }
 FALLBACK = re.compile(r"have not yet implemented the batching rule for (aten::\w+)")
-FEW = 32  # samples of the call that looks for hooks
+FEW = 32  # samples of the call that looks for hooks and the like
 PROCESSOR = 4 << 30  # bytes that a wave may take on a processor ...
 DEVICE = 0.5  # ... and the share of a device's whole memory: what is free changes, and waves must not
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """PyTorch says no more of what it cannot batch."""
+    say: Any = functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    say(False)
+    try:
+        yield
+    finally:
+        say(True)
 
 
 class Solver(Protocol):
@@ -131,10 +143,10 @@ class LocalSolver:
         samples = problem.samples
         self.last = torch.full((samples.clients if problem.local.remembers else 0,), -1)  # job whose memory it has
         rows = samples.first_rows(min(samples.per_step(0), FEW))
-        hook = None if mode == "twin" else gradient_hook(problem.model, samples.x[rows], samples.y[rows])
-        if hook is not None:
+        reason = None if mode == "twin" else alone(problem.model, samples.x[rows], samples.y[rows])
+        if reason is not None:
             self.rung = "one by one"
-            self.note(f"{FAILED[self.rung]}: {hook} has a hook on a gradient")
+            self.note(f"{FAILED[self.rung]}: {reason}")
 
     @property
     def mode(self) -> Mode:
@@ -198,7 +210,8 @@ class LocalSolver:
     def watched(self) -> Iterator[None]:
         """In the first wave, operations that PyTorch itself cannot batch are named: it takes them client by client."""
         if self.waves:
-            yield
+            with unwarned():
+                yield
             return
         said: list[warnings.WarningMessage] = []
         try:
@@ -206,12 +219,12 @@ class LocalSolver:
                 warnings.simplefilter("always")
                 yield
         finally:
-            for each in said:
-                operation = FALLBACK.search(str(each.message))
+            found = {each: FALLBACK.search(str(each.message)) for each in said}
+            for each, operation in found.items():
                 if operation is None:
                     warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-                else:
-                    self.note(f"PyTorch cannot batch {operation[1]}: inside waves it is computed client after client")
+            for name in dict.fromkeys(operation[1] for operation in found.values() if operation is not None):
+                self.note(f"PyTorch cannot batch {name}: inside waves it is computed client after client")
 
     def parts(self, versions: Mapping[int, State], jobs: list[Begun]) -> list[Outcome]:
         """The jobs in as many parts as the memory asks for, each remembered by its clients."""

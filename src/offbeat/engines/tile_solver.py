@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.choices import Mode
+from offbeat.config.choices import Mode
 from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
 from offbeat.engines.tile_worker import Key, Solved, Spec, Sum, Tile, TileAnswer, array, tensor

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.choices import Choice, Mode, Precision
+from offbeat.config.choices import Choice, Mode, Precision
 from offbeat.engines.solver import LocalSolver
 from offbeat.engines.tiles import CACHED, MOST
 from offbeat.engines.tiling import Arrays, Span, joined

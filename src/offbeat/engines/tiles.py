@@ -42,7 +42,7 @@ LARGE = 16 << 20  # bytes of a model from which on two side by side only take th
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
-WORTH = 100  # plain steps after which a size of tile is traced
+WORTH = 100  # plain steps of a light model after which a size of tile is traced; fewer of one with more work
 
 UNROLLED = 4  # steps that are replayed at once ...
 NODES = 2000  # ... where they have no more operations than this
@@ -68,6 +68,7 @@ class TiledAdvance:
         self.most = max(1, min(MOST // work, CACHED // models))  # clients in a tile
         self.least = max(1, ALONE // work)
         self.light, self.large = work < LIGHT, models >= LARGE
+        self.worth = min(WORTH, max(1, WORTH * LIGHT // work))  # before, tiles of several run one after the other
         self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
         self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
         self.steps: dict[tuple[int, int], Steps] = {}
@@ -121,7 +122,7 @@ class TiledAdvance:
         """Count the steps of a size of tile; trace it when there have been enough."""
         carry, work, _ = part
         size = (len(work.client), width)
-        if self.taken[size] >= WORTH and size not in self.steps:
+        if self.taken[size] >= self.worth and size not in self.steps:
             rows, noise = draw(problem, work, begin, 1, width)
             x, y = problem.samples.batch_of(rows[:, 0])
             job = job_at(work, numbered(begin, 1, work)[0], begin)
@@ -187,7 +188,8 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
         return (*pytree.tree_leaves(carry), losses)
 
     given = (*leaves, x, y, noise)
-    module = make_fx(flat_step)(*given)
+    # Python may ask for a number of what is no client's, such as a mask: it is the same in every step
+    module = make_fx(flat_step, _error_on_data_dependent_ops=False)(*given)
     graph, forms = module.graph, Forms(module)
     with torch.enable_grad():  # as it was traced: some operations keep what their gradient needs only then
         forms.run(*given)

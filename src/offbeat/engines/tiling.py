@@ -46,23 +46,26 @@ def pieces(things: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 class PlanIndex(NamedTuple):
-    """A plan, with the place of each of its jobs."""
+    """A plan, with the places of each of its jobs: one that was drawn several times counts as often."""
 
     version: int
-    places: dict[JobName, int]
+    places: dict[JobName, list[int]]
     weights: Arrays
 
 
 def index_of(plan: Plan) -> PlanIndex:
     weights = {name: each.cpu().numpy() for name, each in plan.weights.items()}
-    return PlanIndex(plan.version, {name: place for place, name in enumerate(plan.jobs)}, weights)
+    places: dict[JobName, list[int]] = {}
+    for place, name in enumerate(plan.jobs):
+        places.setdefault(name, []).append(place)
+    return PlanIndex(plan.version, places, weights)
 
 
 def plans_of(jobs: Sequence[Begun], plans: Sequence[PlanIndex]) -> list[tuple[int, list[int], Arrays]]:
     """Those of the plans that take some of these jobs, as rows and weights of these alone."""
     own = []
     for plan in plans:
-        mine = sorted((plan.places[job[:2]], row) for row, job in enumerate(jobs) if job[:2] in plan.places)
+        mine = sorted((place, row) for row, job in enumerate(jobs) for place in plan.places.get(job[:2], ()))
         if mine:
             at, rows = map(list, zip(*mine, strict=True))
             own.append((plan.version, rows, {name: each[at] for name, each in plan.weights.items()}))

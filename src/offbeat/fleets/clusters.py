@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
+from offbeat.config.options import fits, option_problems
+from offbeat.config.room import too_large
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.distributions import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
 from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
 from offbeat.keys import key, uniform, unsigned
-from offbeat.options import fits, option_problems
-from offbeat.room import too_large
 
 TABLES = 4  # of [n, n] numbers for a cluster of n: links, weights, latencies, bandwidths
 LINK = 300  # bytes of a link in a graph of NetworkX

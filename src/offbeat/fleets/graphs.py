@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from offbeat.errors import ConfigError, unknown
+from offbeat.config import registry
+from offbeat.config.options import fits, option_problems
+from offbeat.errors import ConfigError, shown
 from offbeat.fleets.distributions import Array, shortened
 from offbeat.fleets.steps import refuse
 from offbeat.keys import key, unsigned
-from offbeat.options import fits, option_problems
 
 TRIES = 2000  # draws of a random graph before it is given up as not connected
 ROUNDING = 1e-12  # a spectral norm below it is zero
@@ -150,17 +151,20 @@ def graphs_of(spec: Any, nodes: int, seed: int = 0) -> list[nx.Graph]:
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError([f'graph = {spec!r:.60}; give a name, or a table such as {{name = "grid", rows = 2}}'])
-    if name not in GRAPHS:
-        raise ConfigError([unknown("graph", name, GRAPHS)])
     where = f"graph '{name}'"
-    found = option_problems(where, GRAPHS[name], table, ("nodes", "seed"))
+    found = option_problems(where, registry.find("graph", name), table, ("nodes", "seed"))
     if not fits(nodes, int) or nodes < 1:
         found.append(f"{where}: nodes = {nodes!r}; give a whole number >= 1")
     refuse(found)
     try:
-        return GRAPHS[name](nodes, seed, **table)
+        made = registry.make("graph", name, nodes, seed, **table)
     except ConfigError as error:
-        raise ConfigError([f"{where}: {sentence}" for sentence in error.problems]) from None
+        raise ConfigError([f"{where}: {sentence.removeprefix(f'{where} ')}" for sentence in error.problems]) from None
+    each = [made] if isinstance(made, nx.Graph) else list(made) if isinstance(made, list | tuple) else []
+    if not each or not all(isinstance(graph, nx.Graph) and set(graph) == set(range(nodes)) for graph in each):
+        given = ", ".join(map(str, each)) or shown(made)
+        refuse([f"{where} gives {given}; it must give networkx graphs of the nodes 0 to {nodes - 1}, one or more"])
+    return each
 
 
 # ---- weights: graph -> mixing matrix -------------------------------------------------------------

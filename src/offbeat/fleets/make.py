@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from offbeat import registry
+from offbeat.config import registry
+from offbeat.config.options import LARGEST, fits, option_problems
+from offbeat.config.room import too_large
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets import measured, phones, recorded, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
 from offbeat.fleets.steps import StepSpec, step_plan
-from offbeat.options import LARGEST, fits, option_problems
-from offbeat.room import too_large
 
 BYTES = 200  # of a client in a fleet and on its clock, at least
 
@@ -67,9 +67,18 @@ def maker(name: str) -> Callable[..., Fleet]:
     if name in FLEETS:
         return FLEETS[name]
 
+    if lacks := [each for each in ("clients", "seed") if each not in inspect.signature(function).parameters]:
+        raise ConfigError(
+            [f"fleet '{name}' has no parameter {' and no '.join(lacks)}; it is called with clients and seed"]
+        )
+
     @wraps(function)
-    def make(*given: Any, **options: Any) -> Fleet:
-        fleet: Fleet = registry.make("fleet", name, *given, **options)
+    def make(clients: int, seed: int, **options: Any) -> Fleet:
+        fleet: Fleet = registry.make("fleet", name, clients, seed, **options)
+        if found := fleet.problems():
+            raise ConfigError(found)
+        if fleet.clients != clients:
+            raise ConfigError([f"it has {fleet.clients} clients where {clients} were asked for; they must be the same"])
         return fleet
 
     return equipped(make)
@@ -82,8 +91,10 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     array([0.5, 0.5, 0.5])
     """
     make = maker(name)
+    parameters = inspect.signature(make).parameters
+    own = tuple(parameters.keys() - {"clients", "seed"})
     found = option_problems(f"fleet '{name}'", make, given, ("clients", "seed"))
-    found += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed})
+    found += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed}, own)
     if isinstance(clients, int) and clients < 1:
         found.append(f"fleet '{name}': clients = {clients}; a fleet needs at least 1")
     elif fits(clients, int):
@@ -92,7 +103,9 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
         clients = 1
     # A first problem does not hide those of the other options.
     size = (1, 0) if found else (clients, seed)
-    fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v})}
+    fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v}, tuple(parameters.keys() - {k}))}
+    if any(p.default is p.empty and key not in ("clients", "seed", *fitting) for key, p in parameters.items()):
+        raise ConfigError(found)  # it cannot be called
     law = fitting.pop("local_steps", None) if found else None
     spec = fitting.pop("clusters", None) if found else None
     if found and "clusters" in inspect.signature(MAKERS.get(name, make)).parameters:
@@ -108,7 +121,8 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
         fleet = make(*size, **fitting)
         found += [f"fleet '{name}': {sentence}" for sentence in fleet.problems()]
     except ConfigError as error:
-        found += [f"fleet '{name}': {sentence}" for sentence in error.problems]
+        said = f"fleet '{name}'"
+        found += [text if text.startswith(said) else f"{said}: {text}" for text in error.problems]
     if found:
         raise ConfigError(found)
     return fleet

@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from scipy.special import ndtri
 
+from offbeat.config.options import STEPS, fits, option_problems
 from offbeat.errors import ConfigError, unknown
 from offbeat.fleets.distributions import NAMED, Array, wrong
 from offbeat.keys import fold, key, uniform
-from offbeat.options import STEPS, fits, option_problems
 
 Mode = Literal["fixed", "random"]
 

@@ -1,4 +1,4 @@
-"""The table of laws, for methods and policies of anyone: `offbeat check module:function`, or in a test
+"""The table of laws, for methods, policies and stages of anyone: `offbeat check module:function`, or in a test
 
 @pytest.mark.parametrize("law", law_cases(my_method), ids=str)
 def test_my_method(law):
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from offbeat import registry
-from offbeat.assemble import build_method, build_policy
+from offbeat.config import registry
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError
-from offbeat.laws import of_methods, of_policies
+from offbeat.experiments.assemble import build_method, build_policy
+from offbeat.laws import of_methods, of_policies, of_stages
 from offbeat.laws.worlds import Alone as Alone
 from offbeat.laws.worlds import Passed, Trial
-from offbeat.method import Method
-from offbeat.options import option_problems
+from offbeat.method import Method, Stage
 
 
 class Finding(NamedTuple):
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One law on one method or policy; called, it raises an AssertionError with a sentence where the law fails."""
+    """One law on one method, policy or stage; called, it raises an AssertionError with a sentence if it fails."""
 
     law: Callable[[Any], str | None]
     trial: Any
@@ -70,17 +70,26 @@ def check_policy(policy: Any) -> list[Finding]:
     return [Case(law, policy).finding() for law in of_policies.LAWS]
 
 
+def check_stage(stage: Stage) -> list[Finding]:
+    """Every law on a stage, in words."""
+    return [Case(law, stage).finding() for law in of_stages.LAWS]
+
+
 def check(name: str, options: Mapping[str, Any], alone: Mapping[str, Any] | None = None) -> list[Finding]:
-    """The laws on a method or a policy by its name. With the options `alone` it should be plain SGD for one client."""
+    """The laws on a method, policy or stage by its name. With the options `alone` it should be plain SGD for one
+    client."""
     kind = kind_of(name)
     function = registry.find(kind, name)
-    if problems := option_problems(name, function, options):
+    if problems := option_problems(name, function, {**options, **(alone or {})}):
         raise ConfigError(problems)
-    if kind == "policy" or registry.misfit("policy", function(**options)) is None:
+    made = registry.called(f"{kind} '{name}'", function, **options)
+    if kind == "policy" or hasattr(made, "conductor"):
         policy = build_policy({"policy": name, **options}, problems)
         if policy is None:
             raise ConfigError(problems)
         return check_policy(policy)
+    if kind == "stage" or hasattr(made, "encode"):
+        return check_stage(registry.make("stage", name, **options))
     make = partial(build_method, {"name": name, **options})
     make()
     single = None if alone is None else Alone(partial(build_method, {"name": name, **options, **alone}))
@@ -88,6 +97,6 @@ def check(name: str, options: Mapping[str, Any], alone: Mapping[str, Any] | None
 
 
 def kind_of(name: str) -> str:
-    """Whether a name is that of a method or of a policy; module:function may be either."""
-    known = {*registry.shipped("policy"), *registry.added("policy")}
-    return "policy" if name in known else "method"
+    """Whether a name is that of a policy, of a stage or of a method; module:function may be any of them."""
+    known = (kind for kind in ("policy", "stage") if name in registry.shipped(kind) or name in registry.added(kind))
+    return next(known, "method")

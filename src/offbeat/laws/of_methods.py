@@ -9,40 +9,96 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
-from offbeat.errors import ConfigError
+from offbeat.config.options import fits
+from offbeat.engines.server import Server
+from offbeat.errors import ConfigError, shown
 from offbeat.laws.worlds import COMMITS, TOLERANCE, Alone, Passed, Trial, distance, generators, network, same_bits
-from offbeat.method import Conductor, Job, Policy, StepRate
+from offbeat.method import Conductor, Job, Policy, Rule, State, StepRate
 from offbeat.records import Begun, Command, Commit, Row
 from offbeat.runs.stored import read_trace
 from offbeat.tasks.quadratic import quadratic, random_quadratic
+
+MODEL = torch.ones(3, dtype=torch.float64)  # on which single functions are tried
 
 
 # ---- what a rule says of itself -----------------------------------------------------------------
 def names(trial: Trial) -> str | None:
     """What is broadcast, sent and remembered has the names that the functions use."""
     rule = trial.make().what
-    local, model = rule.local, torch.ones(3, dtype=torch.float64)
-    state = rule.init(model)
+    local = rule.local
+    state: Any = rule.init(MODEL.clone())
+    if not isinstance(state, dict):
+        return f"`init` gives {shown(state)}; it must give a dictionary of vectors, with 'model' among them"
     if lost := {"model", *rule.broadcasts} - state.keys():
         return f"`init` gives {listed(state)}; {listed(lost)}, which is broadcast, is not among them"
-    given = {name: state[name] for name in rule.broadcasts} | dict.fromkeys(local.remembers, torch.zeros_like(model))
-    given |= {"gradient": torch.ones_like(model)} if local.full_gradient else {}
-    one, zero = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0)
-    job = Job(dict.fromkeys(local.rates, one), one, one, zero, zero, zero)
+    for name, rate in local.rates.items():
+        value = rate.at(0, 0, 1) if isinstance(rate, StepRate) else rate(0) if callable(rate) else None
+        if not fits(value, float):
+            return f"the rate '{name}' is {shown(rate)}; it must be a function of the version that gives a number"
+    given, job = handed(rule)
     try:
         carry = local.begin(given, job)
-        moved = local.step(carry, torch.ones_like(model), job)
-        update = local.finish(given, moved, job._replace(step=torch.tensor(1)))
+        if not isinstance(carry, tuple) or getattr(carry[0], "shape", None) != MODEL.shape:
+            return f"`begin` gives {shown(carry)}; it must give a tuple of vectors, of which the first is the iterate"
+        moved = local.step(carry, torch.ones_like(MODEL), job)
+        update: Any = local.finish(given, moved, job._replace(step=torch.tensor(1)))
     except KeyError as error:
-        return f"a client asks for {error}, but it is given {listed(given)}"
+        return f"a client asks for {error}, but it is given {listed(given)} and the rates {listed(local.rates)}"
     if type(moved) is not type(carry) or len(moved) != len(carry):
         return f"`begin` gives a {type(carry).__name__} and `step` a {type(moved).__name__}; they must be of one kind"
+    if not isinstance(update, dict):
+        return f"`finish` gives {shown(update)}; it must give a dictionary of vectors"
     wanted = {*local.sends, *local.numbers, *local.remembers}
     if lost := wanted - update.keys():
         return f"`finish` gives {listed(update)}; {listed(lost)}, which it should send or remember, is not among them"
-    wide = [name for name in (*local.sends, *local.remembers) if update[name].shape != model.shape]
-    return f"{listed(wide)} of an update is no vector as long as the model" if wide else None
+    if wide := [name for name in (*local.sends, *local.remembers) if update[name].shape != MODEL.shape]:
+        return f"{listed(wide)} of an update is no vector as long as the model"
+    many = [name for name in local.numbers if update[name].shape != ()]
+    return f"{listed(many)} of an update is no single number" if many else None
+
+
+def handed(rule: Rule) -> tuple[State, Job]:
+    """What a client is given for a first job of one step."""
+    state = rule.init(MODEL.clone())
+    given = {name: state[name] for name in rule.broadcasts}
+    given |= {name: torch.zeros_like(MODEL) for name in rule.local.remembers}
+    given |= {"gradient": torch.ones_like(MODEL)} if rule.local.full_gradient else {}
+    one, zero = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0)
+    return given, Job(dict.fromkeys(rule.local.rates, one), one, one, zero, zero, zero)
+
+
+def untouched(trial: Trial) -> str | None:
+    """What a function is given stays as it was: it gives vectors of its own."""
+    method = trial.make()
+    rule, local = method.what, method.what.local
+    given, job = handed(rule)
+    carry, changed = touched(local.begin, given, job)
+    if not changed:
+        moved, changed = touched(local.step, carry, torch.ones_like(MODEL), job)
+        if changed:
+            return "`step` changes the carry or the gradient in its place; other jobs may start from the same vectors"
+        update, changed = touched(local.finish, given, moved, job._replace(step=torch.tensor(1)))
+    if changed:
+        return "`begin` or `finish` changes the vectors that it is given in their place; give new ones"
+    clients = list(range(rule.clients or 3))
+    server = Server(method, MODEL.clone(), 0, [4] * len(clients), None)
+    cohort = server.cohort(clients, [0] * len(clients), [1] * len(clients))
+    rows = {name: torch.stack([value] * len(clients)) for name, value in update.items()}
+    cohort = cohort._replace(numbers={name: rows[name] for name in local.numbers})
+    vectors = {name: rows[name] for name in local.sends} | dict.fromkeys(rule.keeps, 0 * rows[local.sends[0]])
+    if touched(rule.renew, server.state, vectors, cohort)[1]:
+        return "`commit` (or `apply`) changes what it is given in its place; clients still start from older versions"
+    return None
+
+
+def touched(call: Callable[..., Any], *given: Any) -> tuple[Any, bool]:
+    """What a call gives, and whether a vector that it was given is another one afterwards."""
+    before = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, given)
+    made = call(*given)
+    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(given), strict=True)
+    return made, any(isinstance(a, torch.Tensor) and not torch.equal(a, b) for a, b in pairs)
 
 
 def listed(given: Collection[str]) -> str:
@@ -189,5 +245,5 @@ class BackwardsConductor:
 
 
 LAWS: tuple[Callable[[Trial], str | None], ...] = (
-    names, finite, twin, cut, order, unkeyed, again, resumed, replayed, alone,
+    names, untouched, finite, twin, cut, order, unkeyed, again, resumed, replayed, alone,
 )  # fmt: skip

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from offbeat.assemble import Built, build
-from offbeat.config import Experiment
-from offbeat.errors import OffbeatError
+from offbeat.config.options import fits
+from offbeat.errors import OffbeatError, shown
+from offbeat.experiments.assemble import Built, build
+from offbeat.experiments.experiment import Experiment
 from offbeat.keys import generator
-from offbeat.laws.worlds import bowls, clients_for, fleet_for, quiet
-from offbeat.method import Method, Policy
+from offbeat.laws.worlds import Passed, bowls, clients_for, fleet_for, quiet
+from offbeat.method import Conductor, Method, Policy
 from offbeat.methods import METHODS
-from offbeat.records import Arrived, Begun, Commit, Drop, Left, Row, Start
+from offbeat.records import (
+    COMMANDS,
+    Arrived,
+    Begun,
+    Command,
+    Commit,
+    Drop,
+    Fetch,
+    Joined,
+    Left,
+    Offer,
+    Row,
+    Start,
+    WakeAt,
+)
 from offbeat.schedule.guard import restore
 
 COMMITS, ROWS = 40, 20_000
+SPEEDS = {"law": "lognormal", "median": 0.02, "sigma": 0.5}
+RESTLESS = {"name": "custom", "step_seconds": SPEEDS, "mean_on": 2.0, "mean_off": 0.5, "drop_out": 0.05}
 
 
-def world(policy: Policy) -> Built:
-    """Plain local steps under the policy, on clients of unequal speed."""
+def world(policy: Policy, **fleet: Any) -> Built:
+    """Plain local steps under the policy, on clients of unequal speed, or on another fleet."""
     clients, sizes = clients_for(policy)
-    method = Method("under trial", policy, METHODS["local-sgd"]().what)
-    fleet = fleet_for(policy, clients, sizes)
+    method = Method("under trial", Heard(policy), METHODS["local-sgd"]().what)
+    fleet = fleet_for(policy, clients, sizes) | fleet
     return build(Experiment(method=method, task=bowls(clients), fleet=fleet, device="cpu"))
 
 
-def rows_of(policy: Policy) -> list[Row]:
+def rows_of(policy: Policy, **fleet: Any) -> list[Row]:
     """The schedule up to the last of some commits, or as far as it comes in many rows."""
     rows: list[Row] = []
     commits = 0
     with quiet():
-        for row in islice(world(policy).clock(), ROWS):
+        for row in islice(world(policy, **fleet).clock(), ROWS):
             rows.append(row)
             commits += isinstance(row[1], Commit)
             if commits == COMMITS:
@@ -93,6 +113,23 @@ def known(policy: Policy) -> str | None:
     return None
 
 
+def restless(policy: Policy) -> str | None:
+    """It goes on when clients come and go, and starts none that is away."""
+    if policy.speaks_of == "clusters":
+        raise Passed("a cluster steps with all of its devices")
+    away: set[int] = set()
+    commits = 0
+    for place, (now, row) in enumerate(rows_of(policy, **RESTLESS)):
+        commits += isinstance(row, Commit)
+        if isinstance(row, Left):
+            away.add(row.client)
+        elif isinstance(row, Joined):
+            away.discard(row.client)
+        elif isinstance(row, Start) and row.client in away:
+            return f"at row {place} ({now:g} s) it starts client {row.client}, which has left and not come back"
+    return None if commits == COMMITS else f"where clients come and go it stops after {commits} commits"
+
+
 def honest(policy: Policy) -> str | None:
     """It does what it says of itself: `orders`, `cohort`, `drops`."""
     rows = rows_of(policy)
@@ -100,7 +137,7 @@ def honest(policy: Policy) -> str | None:
     if policy.orders is not None and policy.orders not in steps:
         return f"`orders` is {policy.orders}, but jobs of {sorted(steps)} steps were begun"
     sizes = {len(row.jobs) for _, row in rows if isinstance(row, Commit)}
-    if policy.cohort is not None and max(sizes) > policy.cohort:
+    if policy.cohort is not None and max(sizes, default=0) > policy.cohort:
         return f"`cohort` is {policy.cohort}, but a commit has {max(sizes)} updates"
     left = any(isinstance(row, Left) for _, row in rows)
     if not policy.drops and not left and any(isinstance(row, Drop) for _, row in rows):
@@ -108,4 +145,51 @@ def honest(policy: Policy) -> str | None:
     return None
 
 
-LAWS: tuple[Callable[[Policy], str | None], ...] = (commits, same, restored, once, known, honest)
+# ---- answers that are looked at -----------------------------------------------------------------
+@dataclass(frozen=True)
+class Heard:
+    """The same policy, whose answers are looked at before anybody obeys them."""
+
+    policy: Policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["policy"], name)
+
+    def conductor(self, clients: int, rng: random.Random) -> Conductor:
+        return HeardConductor(self.policy.conductor(clients, rng), clients)
+
+
+@dataclass
+class HeardConductor:
+    conductor: Conductor
+    clients: int
+
+    def __getattr__(self, name: str) -> Any:
+        ask, clients = getattr(self.__dict__["conductor"], name), self.__dict__["clients"]
+
+        def heard(now: float, told: Any) -> list[Command]:
+            answer = ask(now, told)
+            wrong = "it must be a list of commands" if not isinstance(answer, list) else None
+            for command in answer if wrong is None else ():
+                wrong = wrong or amiss(now, command, clients)
+            if wrong is not None:
+                raise OffbeatError(f"at {now:g} s `{name}` answers {shown(answer)}; {wrong}")
+            return answer  # type: ignore[no-any-return]
+
+        return heard
+
+
+def amiss(now: float, command: Any, clients: int) -> str | None:
+    """What is wrong with a command that nobody can obey."""
+    if not isinstance(command, COMMANDS):
+        return f"{shown(command)} is no command"
+    if isinstance(command, Start | Fetch | Drop) and not (fits(command.client, int) and 0 <= command.client < clients):
+        return f"it speaks of client {shown(command.client)}, and there are 0 to {clients - 1}"
+    if isinstance(command, Start | Offer) and not (fits(command.steps, int) and command.steps >= 0):
+        return f"it orders {shown(command.steps)} steps; give a whole number, or 0 for as many as the client will"
+    if isinstance(command, WakeAt) and not (fits(command.time, float) and command.time >= now):
+        return f"it wants to be woken at {shown(command.time)} s, which is past"
+    return None
+
+
+LAWS: tuple[Callable[[Policy], str | None], ...] = (commits, same, restored, once, known, restless, honest)

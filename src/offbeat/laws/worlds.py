@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.config import Experiment
 from offbeat.errors import ConfigError
-from offbeat.experiment import replay, resume, run
+from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import replay, resume, run
 from offbeat.method import Method, Policy
 from offbeat.records import Row
 from offbeat.runs.outcome import Outcome
@@ -129,7 +129,7 @@ class Trial:
         """A run of the method, into a directory of that name if there is one."""
         experiment = replace(self.experiment, **{"method": self.make(), **changes})
         with quiet():
-            return run(experiment, None if name is None else self.path / name)
+            return run(experiment, None if name is None else self.path / name, overwrite=True)
 
     def resumed(self) -> Outcome:
         self.run("resumed", until={"commits": HALF})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from offbeat.assemble import Built
 from offbeat.errors import OffbeatError
+from offbeat.experiments.assemble import Built
 from offbeat.numerics.batch_norm import tracking
 from offbeat.numerics.windows import Windows
 

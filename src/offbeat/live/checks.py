@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 
 from torch import Tensor
 
+from offbeat.config.options import fits
 from offbeat.errors import ConfigError
-from offbeat.options import fits
 
 OFFENCES = ("malformed", "digest", "size", "not finite", "norm", "rate", "foreign")  # of a client, not of its network
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from offbeat.assemble import Built
 from offbeat.errors import ConfigError, StorageError
+from offbeat.experiments.assemble import Built
 from offbeat.live import transport
 from offbeat.live.arriving import Arriving
 from offbeat.live.conduct import Effect, Run

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from offbeat import keys
-from offbeat.assemble import Built
 from offbeat.engines.engine import Done
 from offbeat.errors import BadNumbers, StorageError
+from offbeat.experiments.assemble import Built
 from offbeat.live.journal import PAYLOAD, Journal, write_payload
 from offbeat.live.live_engine import LiveEngine
 from offbeat.live.packets import broadcast_layout, mean_layout, prime_layout, update_layout

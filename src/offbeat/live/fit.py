@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from offbeat.assemble import build_method
-from offbeat.config import Experiment
 from offbeat.errors import OffbeatError
+from offbeat.experiments.assemble import build_method
+from offbeat.experiments.experiment import Experiment
 from offbeat.live.publish import LIVE
 from offbeat.records import Arrived, Begun, Fetch, Finished, Joined, Left, Offer, Overwritten, Row, Start
 from offbeat.runs.disk import write_file

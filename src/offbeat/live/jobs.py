@@ -21,13 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from offbeat import keys, registry
-from offbeat.assemble import build_method, make_fleet
-from offbeat.config import Experiment
+from offbeat import keys
+from offbeat.config import registry
 from offbeat.engines.engine import pick_device
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.solver import LocalSolver
 from offbeat.errors import ConfigError, OffbeatError
+from offbeat.experiments.assemble import build_method, make_fleet
+from offbeat.experiments.experiment import Experiment
 from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
 from offbeat.method import Local, Method, State
 from offbeat.numerics import wave as numerics

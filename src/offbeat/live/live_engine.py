@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from offbeat.assemble import Built
 from offbeat.engines.engine import pick_device
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
+from offbeat.experiments.assemble import Built
 from offbeat.tasks.looks import Looks
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from offbeat.assemble import Built
+from offbeat.experiments.assemble import Built
 from offbeat.live.conduct import Effect, Run
 from offbeat.live.door import Options
 from offbeat.live.intake import Intake

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offbeat.assemble import Built, build
-from offbeat.config import Experiment
 from offbeat.errors import ConfigError, Interrupted, OffbeatError, StorageError
+from offbeat.experiments.assemble import Built, build
+from offbeat.experiments.experiment import Experiment
 from offbeat.live import transport
 from offbeat.live.admissible import require_live
 from offbeat.live.conduct import Effect, Run

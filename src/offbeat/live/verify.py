@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.assemble import Built, build
-from offbeat.config import Experiment
 from offbeat.errors import OffbeatError
+from offbeat.experiments.assemble import Built, build
+from offbeat.experiments.experiment import Experiment
 from offbeat.keys import generator
 from offbeat.live.jobs import Shard, Worker, task_facts
 from offbeat.live.publish import JOBS, LIVE

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from offbeat.config.options import extends
 from offbeat.errors import ConfigError
-from offbeat.method import Method
+from offbeat.method import Method, policy_options
 from offbeat.methods.async_hl_sgd import async_hl_sgd
 from offbeat.methods.asysg import asysg
 from offbeat.methods.dlsgd_hetero import dlsgd_hetero
@@ -26,7 +27,6 @@ from offbeat.methods.local_sgd import local_sgd
 from offbeat.methods.minibatch_sgd import minibatch_sgd
 from offbeat.methods.scaffold import scaffold
 from offbeat.numerics.local import optimised
-from offbeat.options import extends
 from offbeat.stages import takes_stages
 
 
@@ -35,7 +35,8 @@ def variant(name: str, make: Callable[..., Method], preface: str = "", **fixed: 
 
     @wraps(make)
     def make_variant(**options: Any) -> Method:
-        return replace(make(**options, **fixed), name=name)
+        idle = policy_options(make) if options.get("when") is not None else ()
+        return replace(make(**options, **{key: fixed[key] for key in fixed if key not in idle}), name=name)
 
     signature = inspect.signature(make)
     free = [p for p in signature.parameters.values() if p.name not in fixed]

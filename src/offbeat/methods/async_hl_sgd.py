@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, Vector, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
@@ -17,14 +17,10 @@ from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.hybrid import Hybrid
 
 
-@takes_policy
+@takes_policy(n="buffer_size", edge=None)
 def async_hl_sgd(
-    buffer_size: int = 1,
-    local_steps: int = 10,
+    when: Policy = Hybrid(Buffer(1, 10)),
     client_lr: Rate = 0.05,
-    p: float = 1.0,
-    gossip_every: int = 1,
-    gossip_rounds: int = 1,
     server_lr: Rate = 1.0,
     staleness: str | Mapping[str, Any] = "polynomial",
     client_options: Mapping[str, Any] | None = None,
@@ -43,6 +39,5 @@ def async_hl_sgd(
     def apply(w: State, sums: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, sums["delta"], cohort.version)
 
-    policy = Hybrid(Buffer(buffer_size, local_steps), gossip_every, gossip_rounds, p)
     rule = Rule(local.sgd(client_lr, client_options), init=optimiser.init, weigh=weigh, apply=apply)
-    return Method("async-hl-sgd", policy, rule)
+    return Method("async-hl-sgd", when, rule)

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.buffer import Buffer
 
 
-@takes_policy
+@takes_policy(local_steps=None)
 def asysg(
-    n: int = 10,
+    when: Policy = Buffer(10, steps=1),
     server_lr: Rate = 0.1,
-    concurrency: int | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
     """Clients pull the model, send one stochastic gradient, pull again; w <- w - server_lr * mean of n of them."""
@@ -28,5 +27,4 @@ def asysg(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["gradient"], cohort.version)
 
-    policy = Buffer(n, steps=1, concurrency=concurrency)
-    return Method("asysg", policy, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))
+    return Method("asysg", when, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))

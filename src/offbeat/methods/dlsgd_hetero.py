@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.sampled import Sampled
 
 
-@takes_policy
+@takes_policy()
 def dlsgd_hetero(
-    n: int = 10,
-    local_steps: int | None = None,
+    when: Policy = Sampled(10),  # server 2, 4, 5, 9; client 2, 12
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
-    overlap: bool = True,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
@@ -33,7 +31,6 @@ def dlsgd_hetero(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # server 8
 
-    policy = Sampled(n, local_steps, overlap)  # server 2, 4, 5, 9; client 2, 12
     steps = local.sgd(client_lr, client_options)  # client 4-10
     rule = Rule(steps, init=optimiser.init, weigh=weights.mean, apply=apply)  # server 7
-    return Method("dlsgd-hetero", policy, rule)
+    return Method("dlsgd-hetero", when, rule)

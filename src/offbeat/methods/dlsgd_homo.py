@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
-from offbeat.schedule.buffer import Buffer, Restart
+from offbeat.schedule.buffer import Buffer
 
 
-@takes_policy
+@takes_policy()
 def dlsgd_homo(
-    n: int = 10,
-    local_steps: int | None = None,
+    when: Policy = Buffer(10, restart="fresh", overlap=True),  # server 2, 4, 8; client 2-3
     client_lr: Rate = 0.05,
     server_lr: Rate = 0.3,
-    overlap: bool = True,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
@@ -34,8 +32,6 @@ def dlsgd_homo(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # server 7
 
-    restart: Restart = "broadcast" if overlap else "fresh"  # server 2, 8; client 2-3
-    policy = Buffer(n, local_steps, restart=restart)  # server 4
     steps = local.sgd(client_lr, client_options)  # client 4-9
     rule = Rule(steps, init=optimiser.init, weigh=weights.mean, apply=apply)  # server 6
-    return Method("dlsgd-homo", policy, rule)
+    return Method("dlsgd-homo", when, rule)

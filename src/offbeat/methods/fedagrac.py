@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, covered
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.methods.fedagrac_saving import mean_gradient, saved
 from offbeat.numerics import reference as refs
 from offbeat.numerics.local import descend
@@ -26,9 +26,9 @@ TRANSITS: dict[str, Callable[[Tensor], Tensor]] = {  # who sends its first gradi
 }  # fmt: skip
 
 
+@takes_policy()
 def fedagrac(
-    n: int | None = None,
-    local_steps: int | None = None,
+    when: Policy = Rounds(),
     client_lr: Rate = 0.05,
     calibration: Rate = 1.0,
     transit: Literal["by-steps", "mean", "first", "reverse"] = "by-steps",
@@ -37,8 +37,6 @@ def fedagrac(
     start: Literal["gradients", "zeros"] = "gradients",
     saving: bool = False,
     weights: Weights = "size",
-    when: Policy | None = None,
-    experimental: bool = False,
 ) -> Method:
     """Every local step follows g + lambda (nu - nu_i), lambda being `calibration` (by version, if it has a schedule).
 
@@ -84,8 +82,7 @@ def fedagrac(
         nu = w["nu"] + share.part(cohort) * (share.of(cohort) @ (sent - updates["kept sent"]))
         return {"model": w["model"] - share.of(cohort) @ updates["delta"], "nu": nu, "kept sent": sent}
 
-    policy = covered("fedagrac", Rounds(local_steps, n), when, experimental)
-    everyone = policy == Rounds(policy.orders)
+    everyone = when == Rounds(when.orders)
     refs.require(reference, everyone and not saving)
     form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
     rule = Rule(
@@ -94,7 +91,7 @@ def fedagrac(
         share=share.of, clients=share.clients, travels=lambda cohort: (2, 2),
         prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None, **form,
     )  # fmt: skip
-    return Method("fedagrac", policy, saved(rule, policy, sends_first) if saving else rule)
+    return Method("fedagrac", when, saved(rule, when, sends_first) if saving else rule)
 
 
 class Path(NamedTuple):

@@ -10,21 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from offbeat.errors import ConfigError
-from offbeat.method import Carry, Cohort, Job, Method, Rule, State, Update, takes_policy
+from offbeat.method import Carry, Cohort, Job, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
 from offbeat.schedule.buffer import Buffer
 
 
-@takes_policy
+@takes_policy(n=None)
 def fedasync(
+    when: Policy = Buffer(1),
     alpha: float = 0.6,
-    local_steps: int | None = None,
     client_lr: Rate = 0.05,
     proximal: float = 0.0,
     staleness: str | Mapping[str, Any] = "polynomial",
-    concurrency: int | None = None,
     client_options: Mapping[str, Any] | None = None,
 ) -> Method:
     """w <- (1 - a) w + a y for each client model y that arrives, with a = alpha * s(staleness).
@@ -46,6 +45,5 @@ def fedasync(
             model = (1 - weight) * model + weight * y  # updater: x_t <- (1 - alpha_t) x_{t-1} + alpha_t x_new
         return w | {"model": model}
 
-    policy = Buffer(1, local_steps, concurrency)
     steps = replace(sgd, finish=finish, sends=("model",))
-    return Method("fedasync", policy, Rule(steps, init=lambda x: {"model": x}, commit=commit))
+    return Method("fedasync", when, Rule(steps, init=lambda x: {"model": x}, commit=commit))

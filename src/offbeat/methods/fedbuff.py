@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, Vector, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.staleness import staleness as law
 from offbeat.schedule.buffer import Buffer
 
 
-@takes_policy
+@takes_policy(n="buffer_size")
 def fedbuff(
-    buffer_size: int = 10,
-    local_steps: int | None = None,
+    when: Policy = Buffer(10),  # 5, 8; client 3, 10
     client_lr: Rate = 0.02,  # 0.05 swings under the staleness of a hundred clients
     beta: Rate | None = None,
     staleness: str | Mapping[str, Any] = "constant",
-    concurrency: int | None = None,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
@@ -41,6 +39,5 @@ def fedbuff(
         total = sums["delta"]
         return optimiser.apply(w, total if beta is not None else total / len(cohort.steps), cohort.version)  # server 9
 
-    policy = Buffer(buffer_size, local_steps, concurrency)  # 5, 8; client 3, 10
     steps = local.sgd(client_lr, client_options)  # client 4-9
-    return Method("fedbuff", policy, Rule(steps, init=optimiser.init, weigh=weigh, apply=apply))
+    return Method("fedbuff", when, Rule(steps, init=optimiser.init, weigh=weigh, apply=apply))

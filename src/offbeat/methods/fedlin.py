@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import optimisers
 from offbeat.numerics.local import descend
 from offbeat.numerics.rates import Rate, client_rate, every
@@ -26,12 +26,10 @@ class Path(NamedTuple):
     correction: Tensor
 
 
-@takes_policy
+@takes_policy()
 def fedlin(
-    n: int | None = None,
-    local_steps: int | None = None,
+    when: Policy = Rounds(probes=1),
     client_lr: Rate = 0.05,
-    probes: int = 1,
     weights: Weights = "uniform",
 ) -> Method:
     """Client i takes K_i steps y <- y - (client_lr / K_i) (g_i(y) - g_i(w) + g(w)), g being the mean over clients.
@@ -61,11 +59,10 @@ def fedlin(
         update = mean["update"]
         return w | ({"g": update} if cohort.version % 2 == 0 else {"model": w["model"] - update})
 
-    policy = Rounds(local_steps, n, probes=probes)
     lr = every(2, client_rate(client_lr))  # by rounds
     rule = Rule(
         Local(begin, step, finish, {"lr": lr}, ("update",), remembers=("g_i",)),
         init=optimisers.beside("g"), weigh=share.of, apply=apply, broadcasts=("model", "g"), clients=share.clients,
         travels=lambda cohort: (1, 1),  # the model in one half, g in the other
     )  # fmt: skip
-    return Method("fedlin", policy, rule)
+    return Method("fedlin", when, rule)

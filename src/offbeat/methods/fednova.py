@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, Vector, takes_policy
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def fednova(
-    n: int | None = None,
-    local_steps: int | None = None,
+    when: Policy = Rounds(),
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     momentum: float = 0.0,
@@ -46,11 +45,10 @@ def fednova(
         tau = share.of(cohort) @ cohort.numbers["reach"]
         return optimiser.apply(w, tau * sums["delta"], cohort.version)
 
-    policy = Rounds(local_steps, n)
     options = ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
     steps = measured(local.sgd(client_lr, options, proximal))
     rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, clients=share.clients)
-    return Method("fednova", policy, rule)
+    return Method("fednova", when, rule)
 
 
 class Both(NamedTuple):

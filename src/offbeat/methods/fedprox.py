@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def fedprox(
-    n: int | None = None,
-    local_steps: int | None = None,
+    when: Policy = Rounds(),  # 2-3
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     proximal: float = 0.1,
@@ -33,7 +32,6 @@ def fedprox(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 6
 
-    policy = Rounds(local_steps, n)  # 2-3
     steps = local.sgd(client_lr, client_options, proximal)  # 4
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
-    return Method("fedprox", policy, rule)
+    return Method("fedprox", when, rule)

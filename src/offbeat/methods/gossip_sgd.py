@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, Vector, takes_policy
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, Vector, takes_policy
 from offbeat.numerics import local
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import shares
@@ -18,12 +18,10 @@ from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def gossip_sgd(
-    local_steps: int = 10,
+    when: Policy = Hybrid(Rounds(10), server=False),
     client_lr: Rate = 0.05,
-    gossip_every: int = 1,
-    gossip_rounds: int = 1,
     client_options: Mapping[str, Any] | None = None,
 ) -> Method:
     """X <- W (X - lr G), from each device's own model; version = mean of the devices' models after local_steps each.
@@ -47,7 +45,6 @@ def gossip_sgd(
     def init(x: Vector) -> State:
         return {"model": x, "origin": x}
 
-    policy = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, server=False)
     steps = Local(begin, sgd.step, finish, sgd.rates, sends=("place",), remembers=("moved", *sgd.remembers))
     rule = Rule(steps, init=init, weigh=share.of, apply=apply, broadcasts=("model", "origin"))
-    return Method("gossip-sgd", policy, rule)
+    return Method("gossip-sgd", when, rule)

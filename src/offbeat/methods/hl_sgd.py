@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
@@ -19,14 +19,10 @@ from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def hl_sgd(
-    local_steps: int = 10,
+    when: Policy = Hybrid(Rounds(10)),  # 2-5, 8, 12-15
     client_lr: Rate = 0.05,
-    p: float = 1.0,
-    gossip_every: int = 1,
-    gossip_rounds: int = 1,
-    edge: bool = False,
     server_lr: Rate = 1.0,
     weights: Weights = "uniform",
     client_options: Mapping[str, Any] | None = None,
@@ -45,7 +41,6 @@ def hl_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # 16
 
-    policy = Hybrid(Rounds(local_steps), gossip_every, gossip_rounds, p, edge)  # 2-5, 8, 12-15
     steps = local.sgd(client_lr, client_options)  # 6, 7
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
-    return Method("hl-sgd", policy, rule)
+    return Method("hl-sgd", when, rule)

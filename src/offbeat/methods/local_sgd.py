@@ -12,23 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers
 from offbeat.numerics.rates import Rate
 from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def local_sgd(
-    n: int | None = 10,
-    local_steps: int | None = None,
+    when: Policy = Rounds(size=10),
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     weights: Weights = "uniform",
-    replacement: bool = False,
-    over_selection: float = 1.0,
-    deadline: float | None = None,
     client_options: Mapping[str, Any] | None = None,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
@@ -38,7 +34,6 @@ def local_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["delta"], cohort.version)  # (3)
 
-    policy = Rounds(local_steps, n, replacement, over_selection, deadline)
     steps = local.sgd(client_lr, client_options)  # (2)
     rule = Rule(steps, init=optimiser.init, weigh=share.of, apply=apply, clients=share.clients)
-    return Method("local-sgd", policy, rule)
+    return Method("local-sgd", when, rule)

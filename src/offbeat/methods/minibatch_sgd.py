@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbeat.method import Cohort, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import local, optimisers, weights
 from offbeat.numerics.rates import Rate
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy(local_steps=None)
 def minibatch_sgd(
-    n: int | None = None,
+    when: Policy = Rounds(steps=1),
     server_lr: Rate = 0.1,
     server_optimiser: str | Mapping[str, Any] = "sgd",
 ) -> Method:
@@ -26,5 +26,4 @@ def minibatch_sgd(
     def apply(w: State, mean: Update, cohort: Cohort) -> State:
         return optimiser.apply(w, mean["gradient"], cohort.version)
 
-    policy = Rounds(steps=1, size=n)
-    return Method("minibatch-sgd", policy, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))
+    return Method("minibatch-sgd", when, Rule(local.gradient(), init=optimiser.init, weigh=weights.mean, apply=apply))

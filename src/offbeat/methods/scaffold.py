@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update, takes_policy
+from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import optimisers
 from offbeat.numerics.local import Corrected, corrected_step
 from offbeat.numerics.rates import Rate, client_rate, rate
@@ -16,10 +16,9 @@ from offbeat.numerics.weights import Weights, shares
 from offbeat.schedule.rounds import Rounds
 
 
-@takes_policy
+@takes_policy()
 def scaffold(
-    n: int | None = None,
-    local_steps: int | None = None,
+    when: Policy = Rounds(),  # 3-4
     client_lr: Rate = 0.05,
     server_lr: Rate = 1.0,
     option: Literal["I", "II"] = "II",
@@ -48,7 +47,6 @@ def scaffold(
         model = w["model"] - at(cohort.version) * mean["delta"]  # 16-17
         return w | {"model": model, "c": w["c"] + share.part(cohort) * mean["c_delta"]}  # uniform: |S| / N
 
-    policy = Rounds(local_steps, n)  # 3-4
     steps = Local(
         begin, corrected_step, finish, {"lr": client_rate(client_lr)}, ("delta", "c_delta"), remembers=("c_i",),
         full_gradient=option == "I",
@@ -58,4 +56,4 @@ def scaffold(
         steps, init=optimisers.beside("c"), weigh=share.of, apply=apply, broadcasts=("model", "c"), share=share.of,
         prime=prime, clients=share.clients,
     )  # fmt: skip
-    return Method("scaffold", policy, rule)
+    return Method("scaffold", when, rule)

@@ -4,10 +4,11 @@ In training a batch is normalised by its own mean and variance, whatever the rul
 there are no running statistics. "averaged": they are numbers of the model, which clients move as PyTorch does and the
 server averages; evaluation uses them. "local": they stay with each client; evaluation of the common model uses batches.
 
-Running statistics are columns of the flat vector. What autograd gives there is no gradient but the batch's statistics,
-and a rule of local steps never sees them: after its step they are r <- r + momentum (statistic of the batch - r). Where
-they are averaged, a client says where they ended and not how far they moved: the start of an update that comes late is
-not the model of today.
+Running statistics are columns of the flat vector. What autograd gives there is no gradient but how far the batch's
+statistics are from them, and a rule of local steps never sees it: after its step they are r <- r + momentum (statistic
+of the batch - r). A layer that a step calls twice moves them twice, one that it does not call leaves them. Where they
+are averaged, a client says where they ended and not how far they moved: the start of an update that comes late is not
+the model of today.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Running(nn.Module):
     """A batch normalisation whose running statistics are parameters."""
 
     averaged: bool
+    moved: tuple[Tensor, Tensor] | None = None  # where an earlier call of the same step has brought them
 
     def forward(self, x: Tensor) -> Tensor:
         part: Any = self
@@ -89,12 +91,15 @@ class Running(nn.Module):
             return out
         sides = [side for side in range(x.dim()) if side != 1]
         var, mean = torch.var_mean(x.detach().to(part.running_var.dtype), sides, correction=1)
-        told: Tensor = Told.apply(out, part.running_mean, part.running_var, mean, var)  # type: ignore[no-untyped-call]
+        before = self.moved or (part.running_mean.detach(), part.running_var.detach())
+        gaps = mean - before[0], var - before[1]
+        self.moved = before[0] + part.momentum * gaps[0], before[1] + part.momentum * gaps[1]
+        told: Tensor = Told.apply(out, part.running_mean, part.running_var, *gaps)  # type: ignore[no-untyped-call]
         return told
 
 
 class Told(torch.autograd.Function):
-    """The outputs as they are; the statistics of the batch as what comes back to the running ones."""
+    """The outputs as they are; what comes back to the running statistics is how far those of the batch are."""
 
     generate_vmap_rule = True
 
@@ -173,7 +178,7 @@ def moving(local: Local, held: Columns, kept: bool) -> Local:
         speed = held.at(path.y)
         running = speed > 0
         moved = local.step(whole(path), torch.where(running, 0.0, g), job)
-        return parted(moved, torch.where(running, path.y + speed * (g - path.y), moved[0]))
+        return parted(moved, torch.where(running, path.y + speed * g, moved[0]))
 
     def finish(server: State, path: Carried, job: Job) -> Update:
         running = held.at(path.y) > 0

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from offbeat.config.options import fits
 from offbeat.errors import ConfigError, shown, unknown
-from offbeat.options import fits
 
 Slots: TypeAlias = dict[str, Tensor]
 Keep: TypeAlias = Literal["reset", "kept"]  # what becomes of the slots at the end of a job

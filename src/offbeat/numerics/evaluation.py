@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.errors import OffbeatError
+from offbeat.numerics.blame import blamed
 from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.outputs import cloned, cut, joined, of_samples
 from offbeat.numerics.samples import Samples
@@ -101,9 +103,8 @@ class Evaluation:
         kept: list[Any] = []
         batches = chunks(len(self.x), at_once(self.model, self.x))
         for begin, end in batches:
-            targets = self.model.targets(self.y[begin:end])
-            outputs = self.model.outputs(flat, self.x[begin:end])
-            loss = loss + self.model.mean_loss(outputs, targets).double() * (end - begin)
+            outputs, targets, of_batch = self.batch(flat, begin, end)
+            loss = loss + of_batch.double() * (end - begin)
             for name in sums:
                 part = self.metrics[name].each(outputs, targets)  # type: ignore[misc]
                 parts = sums[name]
@@ -121,6 +122,27 @@ class Evaluation:
             mean = sum(float(total) for total, _ in parts or ()) / many if many else None
             values[name] = None if mean is None else self.faults.number(name, metric.ending(mean))
         return values
+
+    def batch(self, flat: Tensor, begin: int, end: int) -> tuple[Any, Any, Tensor]:
+        """Outputs, targets and the mean loss of samples `begin .. end`; or a sentence that names the sample."""
+
+        def at(rows: Any) -> tuple[Any, Any, Tensor]:
+            outputs, targets = self.model.outputs(flat, self.x[rows]), self.model.targets(self.y[rows])
+            return outputs, targets, self.model.mean_loss(outputs, targets)
+
+        try:
+            return at(slice(begin, end))
+        except (OffbeatError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model of one's own raises
+            raise blamed(f"looking at {self.data}", self.data, range(begin, end), at, error) from error
+
+    def not_finite(self, flat: Tensor) -> int | None:
+        """The first sample whose loss by itself is no finite number; None where there is none."""
+        for row in range(len(self.x)):
+            if not bool(self.batch(flat, row, row + 1)[2].isfinite()):
+                return row
+        return None
 
 
 class ClientEvaluation:

@@ -14,5 +14,5 @@ ELSEWHERE = RLock()  # held while generators are in another state: other threads
 @contextmanager
 def forked(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """PyTorch's generators, those of these devices too, are put back afterwards."""
-    with ELSEWHERE, torch.random.fork_rng(devices):
+    with ELSEWHERE, torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
         yield

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat.config.options import fits
 from offbeat.errors import ConfigError
 from offbeat.method import Job, Local, State, Update
 from offbeat.numerics.client_optimisers import ClientOptimiser, Slots, client_options
 from offbeat.numerics.fast.dense import Descend
 from offbeat.numerics.rates import Rate, client_rate
-from offbeat.options import fits
 
 
 class Path(NamedTuple):

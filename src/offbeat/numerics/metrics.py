@@ -32,7 +32,8 @@ class Metric:
     share: bool = False  # it lies between 0 and 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.of.__doc__)
+        for name in ("__doc__", "__module__"):
+            object.__setattr__(self, name, getattr(self.of, name, None))
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         return self.of(outputs, targets)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import State
 from offbeat.numerics.rates import Rate, rate
-from offbeat.options import option_problems
 
 
 @dataclass(frozen=True)

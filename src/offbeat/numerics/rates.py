@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from offbeat.config.options import fits, option_problems
 from offbeat.errors import ConfigError, unknown
 from offbeat.method import ClientRate, StepRate
-from offbeat.options import fits, option_problems
 
 Rate: TypeAlias = float | Mapping[str, Any] | Callable[..., float] | StepRate
 

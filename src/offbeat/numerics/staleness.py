@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError, unknown
-from offbeat.options import option_problems
 
 
 def constant() -> Callable[[Tensor], Tensor]:

@@ -136,20 +136,19 @@ def complain(problem: Any, moved: list[str]) -> None:
 
 def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
     """One training step of one client, watched."""
-    flat = model.initial().requires_grad_()
+    flat = model.initial()
     kept = {**dict(model.module.named_buffers()), **dict(model.module.named_parameters())}
     before = {name: t.detach().clone() for name, t in kept.items()}
-    start = flat.detach().clone()
-    with torch.enable_grad(), seeded(seed, flat.device), Watch(model.module) as watch:
+    start = flat.clone()
+    with seeded(seed, flat.device), Watch(model.module) as watch:
         states = generators(flat.device)
-        loss = model.one(flat, x.clone(), y.clone(), trial_key(flat.device))
-        (gradient,) = torch.autograd.grad(loss, flat)
+        loss, gradient = model.slope(flat, x.clone(), y.clone(), trial_key(flat.device))
         after = generators(flat.device)
     changed = [f"'{name}'" for name, t in kept.items() if not same([t.detach()], [before[name]])]
-    if not same([flat.detach()], [start]):
+    if not same([flat], [start]):
         changed.append("its own parameters")
     moved = {name: after[name] for name in differing(states, after)}
-    return Step([loss.detach(), gradient], watch.draws, changed, moved)
+    return Step([loss, gradient], watch.draws, changed, moved)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -175,18 +174,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for hook in self.hooks:
             hook.remove()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
-        given = [*args, *(kwargs or {}).values()]
-        device = next((t.device for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), torch.device("cpu"))
-        before = generators(device)
-        out = func(*args, **(kwargs or {}))
-        if differing(before, generators(device)) or any(isinstance(value, torch.Generator) for value in given):
-            values = [t.detach().clone() for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-            part = f" in {self.inside[-1]}" if self.inside else ""
-            self.draws.append(Draw(f"'{func.overloadpacket.__name__}'", part, values))
-        return out
+
+def noting(self: Watch, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **(kwargs or {}))
+    given = [*args, *(kwargs or {}).values()]
+    device = next((t.device for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), torch.device("cpu"))
+    before = generators(device)
+    out = func(*args, **(kwargs or {}))
+    if differing(before, generators(device)) or any(isinstance(value, torch.Generator) for value in given):
+        values = [t.detach().clone() for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+        part = f" in {self.inside[-1]}" if self.inside else ""
+        self.draws.append(Draw(f"'{func.overloadpacket.__name__}'", part, values))
+    return out
+
+
+# Inside the class PyTorch would wrap it, and import its compiler at the first call: seconds.
+Watch.__torch_dispatch__ = noting  # type: ignore[method-assign, assignment]
 
 
 def same(one: list[Tensor], other: list[Tensor], tolerance: float = 0.0) -> bool:
@@ -222,7 +226,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """All generators in another state, and put back afterwards."""
-    with forked([device] if device.type == "cuda" else []):
+    with forked([device]):
         python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch.manual_seed(seed)
         random.seed(seed)

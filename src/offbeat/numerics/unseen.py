@@ -1,5 +1,5 @@
 """What of a model a run would not see, found by calls before it: parameters that the loss reaches past the layers,
-what one call leaves for the next, hooks on gradients.
+what one call leaves for the next, hooks on gradients and backwards that read parameters.
 
 Clients train copies, as views of a flat vector, and each call finds the model as the run began
 (`numerics/attributes.py`).
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from offbeat.numerics.attributes import Own, attributes, put_back
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forms import called
-from offbeat.numerics.trial import same, seeded, trial_key
+from offbeat.numerics.trial import REPEATS, same, seeded, trial_key
 from offbeat.numerics.vector import FlatModel
 
 
@@ -52,14 +52,18 @@ def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[
 
 def leaves_of(value: Tensor) -> list[Tensor]:
     """The tensors with gradients that a value was computed from."""
+    return [node.variable for node in nodes_of(value) if hasattr(node, "variable")]
+
+
+def nodes_of(value: Tensor) -> list[Any]:
+    """What autograd keeps of how a value was computed, from its end on."""
     found, seen, ahead = [], set(), [value.grad_fn]
     while ahead:
         node: Any = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
+        found.append(node)
         ahead += [before for before, _ in node.next_functions]
     return found
 
@@ -152,16 +156,38 @@ def names_in(loss: Any) -> set[str]:
     return set() if code is None else set(code.co_names)
 
 
-# ---- hooks --------------------------------------------------------------------------------------
-def gradient_hook(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
-    """The part that has a hook on a gradient, which waves would not call; None where none has."""
+# ---- the way back -------------------------------------------------------------------------------
+def alone(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
+    """Why jobs of this model must be computed one after another, though a wave would not fail: a hook on a gradient,
+    which waves would not call, or a backward that reads parameters, which by then are no client's. None: they need
+    not."""
     for name, part in model.module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            return f"{type(part).__name__} ('{name}')" if name else type(part).__name__
-    hooks = Hooks()
+            where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
+            return f"{where} has a hook on a gradient"
+    hooks, loss = Hooks(), None
     with suppress(Exception), torch.enable_grad(), seeded(1, x.device), hooks:  # what fails is told elsewhere
-        model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
-    return "its forward" if hooks.seen else None
+        loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
+    if hooks.seen:
+        return "its forward has a hook on a gradient"
+    own = None if loss is None else next(filter(None, map(own_function, nodes_of(loss))), None)
+    return f"the backward of {own} reads parameters" if own and reads_parameters(model, x, y) else None
+
+
+def own_function(node: Any) -> str | None:
+    """The name of the `autograd.Function` that a node belongs to, if it is a user's."""
+    made_by = getattr(type(node), "_forward_cls", None)
+    return made_by.__name__ if made_by is not None and not made_by.__module__.startswith("offbeat.") else None
+
+
+def reads_parameters(model: FlatModel, x: Tensor, y: Tensor) -> bool:
+    """Whether gradients elsewhere than at the module's own parameters are others where it has its own on the way."""
+    flat, found = model.initial().mul_(0.9).add_(0.01), []
+    with suppress(Exception), torch.enable_grad(), seeded(1, x.device):
+        at = flat.clone().requires_grad_()
+        found.append(torch.autograd.grad(model.one(at, x.clone(), y.clone(), trial_key(x.device)), at)[0])
+        found.append(model.slope(flat, x.clone(), y.clone(), trial_key(x.device))[1])
+    return len(found) == 2 and not same(found[:1], found[1:], REPEATS)
 
 
 class Hooks(TorchFunctionMode):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import graph as autograd_graph
 from torch.backends import cudnn
 from torch.func import functional_call
 from torch.nn import parameter
@@ -134,10 +135,44 @@ def loss_copied(loss: Loss, dtype: torch.dtype) -> Loss:
     return of_type(copy.deepcopy(loss), dtype) if isinstance(loss, nn.Module) else loss
 
 
+def uses(module: nn.Module) -> dict[str, str]:
+    """Every place of a parameter that is trained, and the parameter's name: one may lie in several parts. A part that
+    has several names counts once: PyTorch's own ties would put a view back in the parameter's place."""
+    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    return {
+        f"{name}.{own}" if name else own: names[id(p)]
+        for name, part in module.named_modules()
+        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in names
+    }
+
+
+class Held(nn.Module):
+    """A model that keeps the parameters it is given for as long as something is computed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        return compute()
+
+
 def laid_out(part: nn.RNNBase) -> None:
     """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
     with suppress(RuntimeError):
         nn.RNNBase.flatten_parameters(part)
+
+
+def gradients(losses: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Of each client's loss; None of a parameter that no loss depends on.
+
+    It is `torch.autograd.grad`, which would import symbolic shapes to look at the ones: two seconds of every process.
+    """
+    found: tuple[Tensor | None, ...] = autograd_graph._engine_run_backward(
+        (losses,), (torch.ones_like(losses),), False, False, tuple(parameters), True, accumulate_grad=False
+    )
+    return found
 
 
 class FlatModel:
@@ -160,7 +195,7 @@ class FlatModel:
         self.forms = forms
         self.rounded = rounded  # in waves the operands of products are rounded to bfloat16, sums are not
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.names = list(parameters)
+        self.names, self.uses = list(parameters), uses(self.module)
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.dimension = sum(self.sizes)
@@ -219,6 +254,20 @@ class FlatModel:
         with Keyed(key):
             return self.batch_loss(self.views(flat), *self.batch(x, y))
 
+    def slope(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss of one client on one batch, and its gradient `[d]`. The module has the client's parameters until the
+        gradient is there: parts of it may be computed once more on the way back (`torch.utils.checkpoint`)."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            loss = self.one(at, x, y, key)
+            return loss.detach(), torch.autograd.grad(loss, at)[0]
+
+        with torch.enable_grad(), as_before(self.module):
+            at = flat.detach().requires_grad_()
+            held = {f"module.{place}": view for place, view in self.everywhere(self.views(at)).items()}
+            both: tuple[Tensor, Tensor] = functional_call(Held(self.module), held, (compute,), tie_weights=False)
+        return both
+
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The losses `[n]` and gradients `[n, d]` of n clients at `flat [n, d]`, on batches `x [n, b, ...]`."""
         gradient = torch.empty_like(flat)
@@ -234,7 +283,7 @@ class FlatModel:
             views = {name: view.detach().requires_grad_() for name, view in self.views(flat).items()}
             places = Places(list(views.values()), list(self.views(gradient).values()), steps)
             losses = self.losses(views, x, y, key, places)
-            found = torch.autograd.grad(losses, places.parameters, torch.ones_like(losses), allow_unused=True)
+            found = gradients(losses, places.parameters)
         places.fill(found)
         return losses.detach(), places
 
@@ -310,10 +359,15 @@ class FlatModel:
     def batch_loss(self, views: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
         return self.mean_loss(self.call(views, inputs), targets)
 
+    def everywhere(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Views in every place of their parameter."""
+        return {place: views[name] for place, name in self.uses.items()}
+
     def call(self, views: dict[str, Tensor], inputs: Tree) -> Any:
         """The module's outputs, or their `logits`."""
+        given = self.everywhere(views)
         with as_before(self.module):
-            return scores_in(functional_call(self.module, views, *arguments(inputs)))
+            return scores_in(functional_call(self.module, given, *arguments(inputs), tie_weights=False))
 
     def mean_loss(self, outputs: Any, targets: Tree) -> Tensor:
         value = self.loss(outputs, targets)

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from offbeat import keys
 from offbeat.errors import OffbeatError
 from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
+from offbeat.numerics.attributes import as_before
+from offbeat.numerics.blame import blamed
 from offbeat.numerics.draws import Keyed, compiled
 from offbeat.numerics.forms import called
 from offbeat.numerics.local import Descent
@@ -297,13 +299,11 @@ class Walk:
     def step(self, k: int) -> None:
         problem, samples = self.problem, self.problem.samples
         rows, noise = (t[0, 0] for t in draw(problem, self.work, k, 1, samples.per_step(self.begun.client)))
-        with torch.enable_grad():
-            flat = self.carry[0].detach().requires_grad_()
-            loss = problem.model.one(flat, samples.x[rows], samples.y[rows], noise)
-            (gradient,) = torch.autograd.grad(loss, flat)
+        where = f"client {self.begun.client}, version {self.begun.version}, local step {k}"
+        loss, gradient = slope(problem, self.carry[0], rows, noise, where)
         job = job_at(self.work, torch.full_like(self.work.client, k), k)
         self.carry = problem.local.step(self.carry, gradient, pytree.tree_map(lambda column: column[0], job))
-        self.seen.append(loss.detach())
+        self.seen.append(loss)
 
     def finish(self) -> Outcome:
         update = self.problem.local.finish(self.start, self.carry, ended(self.job))
@@ -312,16 +312,29 @@ class Walk:
         return outcome_of({name: value[None] for name, value in update.items()}, tally, self.work.job)
 
 
+def slope(problem: Problem, flat: Tensor, rows: Tensor, noise: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    """The loss of one client on these rows, and its gradient; or a sentence that names the sample."""
+
+    def at(rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.to(noise.device)
+        return problem.model.slope(flat, problem.samples.x[rows], problem.samples.y[rows], noise)
+
+    try:
+        return at(rows)
+    except (OffbeatError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a model of one's own raises
+        raise blamed(where, "the training data", rows.tolist(), at, error) from error
+
+
 def full_gradient(problem: Problem, flat: Tensor, client: Tensor) -> Tensor:
     """`full_gradients` for one client, plainly."""
     samples, total = problem.samples, torch.zeros_like(flat)
     for width, _, begin in pieces(samples, client.tolist()):
         at = torch.tensor(begin, device=flat.device)
         rows = samples.part(client, at, width)[0]
-        with torch.enable_grad():
-            free = flat.detach().requires_grad_()
-            loss = problem.model.one(free, samples.x[rows], samples.y[rows], full_noise(problem, client, at)[0])
-            (gradient,) = torch.autograd.grad(loss, free)
+        where = f"the gradient of client {int(client)} over its shard"
+        _, gradient = slope(problem, flat, rows, full_noise(problem, client, at)[0], where)
         total += gradient * (width / samples.sizes[int(client)])
     return total
 
@@ -345,7 +358,7 @@ def bytes_per_job(problem: Problem) -> int:
         outputs += sum(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
-    with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
+    with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)), as_before(model.module):
         called(model.module, model.inputs(samples.x[:2].clone()))  # it may change its input
     for hook in hooks:
         hook.remove()

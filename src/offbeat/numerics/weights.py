@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from offbeat.config.options import fits
 from offbeat.errors import ConfigError
 from offbeat.method import Cohort
-from offbeat.options import fits
 
 Weights: TypeAlias = Literal["size", "uniform"] | list[float]
 

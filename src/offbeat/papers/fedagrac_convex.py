@@ -20,8 +20,8 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.nn import functional
 
-from offbeat.assemble import build
-from offbeat.config import Experiment
+from offbeat.experiments.assemble import build
+from offbeat.experiments.experiment import Experiment
 from offbeat.papers.fedagrac import METHODS, SPLITS, gaussian, method_table
 from offbeat.papers.recipe import Cell, Recipe, Record, Records, Run, Training
 from offbeat.papers.runner import train

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offbeat import assemble
-from offbeat.config import Experiment
+from offbeat.experiments import assemble
+from offbeat.experiments.experiment import Experiment
 from offbeat.fleets.make import build
 from offbeat.keys import generator
-from offbeat.measure import schedule_of
-from offbeat.meters import fedbuff
-from offbeat.meters.constants import Constants, Plan
 from offbeat.method import Policy
 from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Records, Run
@@ -24,6 +21,9 @@ from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.rounds import Rounds
 from offbeat.tasks.quadratic import Family, alike, noise_of, optimum
 from offbeat.tasks.task import Task
+from offbeat.theory import fedbuff
+from offbeat.theory.constants import Constants, Plan
+from offbeat.theory.measure import schedule_of
 
 CLIENTS, LOCAL_STEPS, BUFFER, SHARE = 5, 3, 2, 0.6  # the caption of Figure 1: n = 5, Q = 3, K = 2, sampling rate 0.6
 UNTIL = 12.0

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.assemble import build
 from offbeat.errors import ConfigError
-from offbeat.measure import flat_of, gauge_of
-from offbeat.meters import curvature
-from offbeat.meters.drift import drift
+from offbeat.experiments.assemble import build
 from offbeat.papers import agreement
 from offbeat.papers.recipe import Cell, Claim, Recipe, Record, Run, Stated, Training
 from offbeat.papers.runner import train, watched
 from offbeat.tasks.make import build_task
 from offbeat.tasks.quadratic import Family, optimum, regressions
 from offbeat.tasks.task import Task
+from offbeat.theory import curvature
+from offbeat.theory.drift import drift
+from offbeat.theory.measure import flat_of, gauge_of
 
 PERCENTS = (25, 50, 75, 100)
 BATCH = 20

@@ -27,9 +27,9 @@ ELSEWHERE = (  # tables and figures that are no runs
     ("DLSGD Table 1", "the rates; every recipe has them, and a test holds them against the paper"),
     ("DLSGD Figure 1", "a drawing of the receive and send buffers: docs/design.md"),
     ("FedaGrac Tables 3, 4, 5", "networks; tests hold their shapes and numbers of parameters against the paper"),
-    ("FedBuff Table 1", "rates of convergence, as functions: `offbeat.meters.fedbuff.TABLE_1`"),
+    ("FedBuff Table 1", "rates of convergence, as functions: `offbeat.theory.fedbuff.TABLE_1`"),
     ("FedAvg on heterogeneity, Figure 1", "a drawing of local and centralised steps"),
-    ("HL-SGD Table 1", "iteration complexities, as functions: `offbeat.meters.hlsgd.TABLE_1`"),
+    ("HL-SGD Table 1", "iteration complexities, as functions: `offbeat.theory.hlsgd.TABLE_1`"),
 )
 
 

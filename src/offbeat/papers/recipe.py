@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from offbeat.config import Experiment
 from offbeat.errors import ConfigError
+from offbeat.experiments.experiment import Experiment
 from offbeat.tasks.task import Task
 
 SIZES = ("smoke", "small", "full")

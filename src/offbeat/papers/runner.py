@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from offbeat.assemble import build
-from offbeat.config import Experiment
 from offbeat.errors import BadNumbers, Interrupted, OffbeatError
+from offbeat.experiments.assemble import build
+from offbeat.experiments.experiment import Experiment
 from offbeat.papers import agreement
 from offbeat.papers.ledger import Ledger, estimate, kind_of
 from offbeat.papers.recipe import Cell, Made, Recipe, Record, Run, Settings, Training
@@ -154,7 +154,7 @@ def plays(pairs: Sequence[tuple[Cell, Run]], settings: Settings) -> Iterator[Rec
         for cell, run in pairs:
             yield play(cell, run)
         return
-    from offbeat.spread import Call, spread
+    from offbeat.studies.spread import Call, spread
 
     calls = [Call(f"{cell.name} seed {run.seed}", play, (cell, run)) for cell, run in pairs]
     done: dict[int, Record] = {}
@@ -225,7 +225,7 @@ def resume_spread(
 ) -> int:
     """The same on workers: as many cells as the estimates fit into the time of all workers, side by side. Each record
     is kept as it comes; cells that have not ended when the time is over are given up, and stay missing."""
-    from offbeat.spread import Call, spread
+    from offbeat.studies.spread import Call, spread
 
     assert settings.workers is not None
     end, kind = time.perf_counter() + 60 * minutes, kind_of(pick_name(settings.device))

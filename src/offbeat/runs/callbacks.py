@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from offbeat import registry
+from offbeat.config import registry
+from offbeat.engines.settings import repeatable_kernels
 from offbeat.errors import ConfigError, Diverging, Interrupted, shown
 from offbeat.runs.account import Account
 from offbeat.runs.target import Figure
@@ -181,7 +182,7 @@ class Callbacks:
 def unchanged() -> Iterator[None]:
     """Puts back what decides rounding, whatever is set inside."""
     before = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kernels = torch.get_deterministic_debug_mode()
     tf32, grad = torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()
     try:
         yield
@@ -190,7 +191,7 @@ def unchanged() -> Iterator[None]:
             torch.set_num_threads(before[0])
         torch.set_default_dtype(before[1])
         torch.set_float32_matmul_precision(before[2])
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        repeatable_kernels(kernels)
         torch.backends.cudnn.allow_tf32 = tf32
         torch.set_grad_enabled(grad)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from offbeat import toml
+from offbeat.config import toml
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.records import Begun, Commit, Row
 from offbeat.runs.columns import StoredRows

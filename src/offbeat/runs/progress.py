@@ -34,7 +34,7 @@ class Progress(Callback):
 
     def __init__(self, label: str, until: Mapping[str, float] | None = None) -> None:
         self.label = label
-        self.until = dict(until or {})
+        self.until = dict(until) if isinstance(until, Mapping) else {}  # what is none is refused elsewhere
         self.start = time.perf_counter()
         self.earlier = 0.0  # client-steps and share of the work before this process went on with the run
         self.behind = 0.0

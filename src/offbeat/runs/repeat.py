@@ -48,6 +48,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+def apart_by(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The difference; a buffer may hold infinities, such as those of a mask."""
+    return torch.where(a == b, 0.0, a - b)
+
+
 def distance(
     model: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], metrics: Sequence[Mapping[str, Any]],
     recorded: Sequence[Mapping[str, Any]], environment: Sequence[str], tolerance: float | None, precision: str,
@@ -58,14 +63,14 @@ def distance(
     if shapes[0] != shapes[1]:
         raise OffbeatError(f"the stored model holds {shapes[1]}, this one {shapes[0]}; it is another model")
     pairs = [(model[name].double(), stored[name].double()) for name in model]
-    moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
-    size = math.sqrt(sum(float(b.square().sum()) for _, b in pairs))
+    moved = math.sqrt(sum(float(apart_by(a, b).square().sum()) for a, b in pairs))
+    size = math.sqrt(sum(float(b[b.isfinite()].square().sum()) for _, b in pairs))
     looks = {row["commit"]: row for row in recorded}
     both = [(row, looks[row["commit"]]) for row in metrics if row["commit"] in looks]
     apart = [abs(a[name] - b[name]) for a, b in both for name in ("loss", "accuracy") if None not in (a[name], b[name])]
     return Distance(
         all(torch.equal(bits(model[name]), bits(stored[name])) for name in model),
-        max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0),
+        max((float(apart_by(a, b).abs().max()) for a, b in pairs if a.numel()), default=0.0),
         moved / size if size else (math.inf if moved else 0.0),
         max(apart, default=0.0),
         tuple(environment),

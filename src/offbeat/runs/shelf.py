@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from offbeat import toml
+from offbeat.config import toml
 from offbeat.errors import ConfigError, OffbeatError, shown, unknown
 from offbeat.runs.folder import clear, refuse_links
 from offbeat.runs.lock import LOCK, Lock

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offbeat import registry, toml
+from offbeat.config import registry, toml
 from offbeat.errors import ConfigError, OffbeatError, StorageError
 from offbeat.records import Row
 from offbeat.runs.columns import Source, StoredRows, batches, whole

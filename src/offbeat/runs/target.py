@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
+from offbeat.config.options import fits
 from offbeat.errors import shown, unknown
-from offbeat.options import fits
 
 LIMITS = (
     "accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offbeat import registry
+from offbeat.config import registry
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError, shown
-from offbeat.options import option_problems
 from offbeat.runs.callbacks import Callback, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
 

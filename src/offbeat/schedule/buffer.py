@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offbeat.options import count_problems
+from offbeat.config.options import count_problems
 from offbeat.records import Arrived, Command, Commit, JobName, Joined, Left, Offer, Start, Woke
 from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.pool import Pool
 
 record = tuple.__new__  # record(Start, (...)) is Start(...) at half the cost
-Restart = Literal["newest", "fresh", "broadcast"]
+Restart = Literal["newest", "fresh"]
 
 
 @dataclass(frozen=True)
 class Buffer(OfClients):
     """Commit on every `size`-th arrival; `restart` says how clients get their next work.
 
-    newest     the client pulls the newest version when its upload is in (FedBuff: download, train, upload in turn);
-    fresh      the same, but never twice from one version: it waits for the next commit if need be;
-    broadcast  every version goes to every client's receive buffer, beside computing; never twice from one (DLSGD).
+    newest  the client pulls the newest version when its upload is in (FedBuff: download, train, upload in turn);
+    fresh   the same, but never twice from one version: it waits for the next commit if need be.
+
+    With `overlap` (and "fresh") every version goes to every client's receive buffer, beside computing (DLSGD).
 
     With a `concurrency` below the fleet's size at most so many clients work at once, and the place of one that
     has reported goes to a client drawn uniformly from the idle ones.
@@ -32,10 +33,10 @@ class Buffer(OfClients):
     steps: int | None = None  # None: as many as each client will
     concurrency: int | None = None
     restart: Restart = "newest"
+    overlap: bool = False
 
     holds = False
     drops = False
-    options = ("local_steps", "n", "buffer_size", "concurrency", "overlap")
 
     @property
     def kind(self) -> str:
@@ -43,14 +44,24 @@ class Buffer(OfClients):
 
     @property
     def overlaps(self) -> bool:
-        return self.restart == "broadcast"
+        return self.overlap
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        more = "concurrency" if self.restart == "newest" else "overlap"
+        return {"n": "size", "local_steps": "steps", more: more}
 
     def problems(self, clients: int) -> list[str]:
         problems = count_problems("buffer", "local steps", self.steps, "a job needs at least 1")
         if self.size < 1:
             problems.append(f"buffer: size = {self.size}; a commit needs at least 1 update")
-        if self.restart not in ("newest", "fresh", "broadcast"):
-            problems.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh, broadcast")
+        if self.restart not in ("newest", "fresh"):
+            problems.append(f"buffer: restart = '{self.restart}'; it is one of newest, fresh (with overlap: broadcast)")
+        elif self.overlap and self.restart != "fresh":
+            problems.append(
+                "buffer: overlap brings every version to every client, which trains once from each; it needs "
+                "restart = 'fresh'"
+            )
         if self.concurrency is not None and not 1 <= self.concurrency <= clients:
             problems.append(f"buffer: concurrency = {self.concurrency}; it must be between 1 and the {clients} clients")
         working = self.concurrency or clients
@@ -59,8 +70,8 @@ class Buffer(OfClients):
                 f"buffer: size = {self.size} is larger than the {working} clients at work at once; "
                 "lower the size or raise the concurrency"
             )
-        if self.restart == "broadcast" and self.concurrency not in (None, clients):
-            problems.append("buffer: restart = 'broadcast' reaches every client; it takes no concurrency limit")
+        if self.overlap and self.concurrency not in (None, clients):
+            problems.append("buffer: overlap brings versions to every client; it takes no concurrency limit")
         return problems
 
     def conductor(self, clients: int, rng: random.Random) -> BufferConductor:
@@ -84,7 +95,7 @@ class BufferConductor:
         self.size, self.steps, self.newest = self.policy.size, self.policy.steps or 0, self.policy.restart == "newest"
 
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
-        if self.policy.restart == "broadcast":
+        if self.policy.overlap:
             return [Offer(0, self.steps)]
         self.idle = Pool(self.idle.clients, sorted(present))
         return self.fill([])
@@ -97,7 +108,7 @@ class BufferConductor:
         if self.newest:  # it rests and leaves its place: to itself, or to one drawn from the idle
             drawn = self.idle.exchange(client, self.bits)
             orders.append(record(Start, (drawn, self.version, self.steps)))
-        elif self.policy.restart == "fresh":
+        elif not self.policy.overlap:
             self.working -= 1
             self.heard[client] = event.version
             self.rest(client)
@@ -105,7 +116,7 @@ class BufferConductor:
         return orders
 
     def left(self, now: float, event: Left) -> list[Command]:
-        if self.policy.restart == "broadcast":
+        if self.policy.overlap:
             return []
         if event.client in self.resting:
             del self.resting[event.client]
@@ -114,7 +125,7 @@ class BufferConductor:
         return self.fill([])
 
     def joined(self, now: float, event: Joined) -> list[Command]:
-        if self.policy.restart == "broadcast":
+        if self.policy.overlap:
             return []
         self.rest(event.client)
         return self.fill([])
@@ -126,7 +137,7 @@ class BufferConductor:
         orders: list[Command] = [Commit(tuple(self.buffered))]
         self.buffered = []
         self.version += 1
-        if self.policy.restart == "broadcast":
+        if self.policy.overlap:
             orders.append(Offer(self.version, self.steps))
         for client in self.resting:
             self.idle.append(client)

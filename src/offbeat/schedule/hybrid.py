@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from offbeat.config.options import STEPS
 from offbeat.keys import fold, key
 from offbeat.method import Conductor, Policy
-from offbeat.options import STEPS
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,12 @@ class Hybrid:
         return self.between.drops or self.sample < 1
 
     @property
-    def options(self) -> tuple[str, ...]:
-        return (*self.between.options, "p", "gossip_every", "gossip_rounds", "edge")
+    def options(self) -> Mapping[str, str]:
+        inner = {name: f"between.{path}" for name, path in self.between.options.items()}
+        own = {"gossip_every": "every", "gossip_rounds": "rounds"}
+        if not self.server:  # nobody is drawn, and nothing is reported
+            return {"local_steps": inner["local_steps"]} | own
+        return inner | {"p": "sample"} | own | {"edge": "edge"}
 
     @property
     def gossips(self) -> bool:

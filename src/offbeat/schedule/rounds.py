@@ -7,10 +7,10 @@ import random
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from offbeat.options import STEPS, count_problems
+from offbeat.config.options import STEPS, count_problems
 from offbeat.records import Arrived, Command, Commit, Drop, JobName, Joined, Left, Start, WakeAt, Woke
 from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.ticks import after
@@ -40,7 +40,11 @@ class Rounds(OfClients):
     kind = "rounds"
     holds = False
     overlaps = False
-    options = ("local_steps", "n", "replacement", "over_selection", "deadline", "probes")
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        plain = {name: name for name in ("replacement", "over_selection", "deadline")}
+        return {"n": "size", "local_steps": "steps"} | (plain if self.probes is None else {"probes": "probes"})
 
     @property
     def drops(self) -> bool:

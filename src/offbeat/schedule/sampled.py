@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from offbeat.options import count_problems
+from offbeat.config.options import count_problems
 from offbeat.records import Arrived, Command, Commit, Fetch, JobName, Joined, Left, Offer, Woke
 from offbeat.schedule.of_clients import OfClients
 from offbeat.schedule.pool import Pool
@@ -28,7 +29,7 @@ class Sampled(OfClients):
     kind = "sampled"
     holds = True
     drops = True
-    options = ("local_steps", "n", "overlap")
+    options: ClassVar[Mapping[str, str]] = {"n": "size", "local_steps": "steps", "overlap": "overlap"}
 
     @property
     def overlaps(self) -> bool:

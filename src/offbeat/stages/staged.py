@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from offbeat import keys, registry
+from offbeat import keys
+from offbeat.config import registry
+from offbeat.config.options import extends, option_problems
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.method import Carry, Job, Method, Stage, State, Update, passed
-from offbeat.options import extends, option_problems
 from offbeat.stages.chain import Chain
 from offbeat.stages.floats import bfloat16, float16
 from offbeat.stages.int8 import int8

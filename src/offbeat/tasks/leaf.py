@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.room import host_memory
+from offbeat.config.room import host_memory
 from offbeat.tasks import files
 
 Floats: TypeAlias = npt.NDArray[np.float32]

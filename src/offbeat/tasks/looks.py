@@ -15,14 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offbeat import keys, registry
+from offbeat import keys
+from offbeat.config import registry
+from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, shown
 from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure, Set
 from offbeat.numerics.metrics import as_metric
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
-from offbeat.options import LARGEST
 from offbeat.tasks.task import Task, metric_problems, shard_problems
 
 TEST = "the test set"

@@ -67,10 +67,9 @@ def loss_problems(
 ) -> list[str]:
     """Why a model cannot be trained with a loss on such samples, `most` of them in a batch; empty when it can."""
     first = next(p for p in model.parameters() if p.requires_grad)
-    devices = [first.device] if first.device.type == "cuda" else []  # whose generators are put back
     said: list[str] = []
     for dtype in dict.fromkeys((first.dtype, torch.float32, torch.float64)):  # own constants may fit only one of them
-        with warnings.catch_warnings(), forked(devices), torch.enable_grad():
+        with warnings.catch_warnings(), forked([first.device]), torch.enable_grad():
             warnings.simplefilter("ignore")
             problems = tried(kind, of_type(copy.deepcopy(model), dtype).train(), loss, x, y, most)
         if not problems:

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from offbeat import registry
+from offbeat.config import registry
+from offbeat.config.options import fits, option_problems
+from offbeat.config.room import too_large
 from offbeat.errors import ConfigError, shown
 from offbeat.numerics.batch_norm import BatchNorm
 from offbeat.numerics.forked import forked
 from offbeat.numerics.samples import Sampling
 from offbeat.numerics.windows import Stream, windows
-from offbeat.options import fits, option_problems
-from offbeat.room import too_large
 from offbeat.tasks.data import DATA, Scale
 from offbeat.tasks.losses import reason, sequence_cross_entropy
 from offbeat.tasks.models import build as build_model

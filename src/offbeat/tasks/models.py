@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat import registry
+from offbeat.config import registry
+from offbeat.config.options import option_problems
 from offbeat.errors import ConfigError
 from offbeat.numerics.forked import forked
-from offbeat.options import option_problems
 from offbeat.tasks.large_models import CropFlip as CropFlip
 from offbeat.tasks.large_models import alexnet, images, mobilenet, resnet18_gn, share, vgg16, vgg19
 from offbeat.tasks.sequence_models import char_lstm, gpt, gru, har_conv1d, recommender, transformer_10m, vit

@@ -87,7 +87,7 @@ def random_quadratic(
 class Family:
     """Clients f_i(w) = 1/2 w' A_i w - b_i' w with symmetric A_i, f their mean, and the constants of the theorems.
 
-    Names are those of `offbeat.meters.constants.Constants`; squares stand squared. L-tilde, L_g, L_h and mu hold
+    Names are those of `offbeat.theory.constants.Constants`; squares stand squared. L-tilde, L_g, L_h and mu hold
     everywhere. What a method takes `w` holds at that point: for unequal A_i it has no bound over all points.
     """
 

@@ -6,23 +6,24 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.numerics import trial, unseen
 from offbeat.numerics.batch_norm import BatchNorm, tracking
+from offbeat.numerics.blame import failing, told
 from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Form, Forms, Tree, called, packed
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
-from offbeat.options import LARGEST
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
 from offbeat.tasks.losses import fitting, loss_problems, mixed_types
 
@@ -172,8 +173,19 @@ class Task:
                 return list(error.problems)
             except Exception as error:  # whatever a user's model or loss may raise
                 reason = reason or error
-        said = f"a training step on the first client's batch fails: {type(reason).__name__}: {reason}"
-        return [said + self.type_remedy(dtype)]
+        assert reason is not None
+        said = f"a training step on the first client's batch fails: {told(reason)}"
+        return [said + self.type_remedy(dtype) + self.sample_at_fault(dtype, reason)]
+
+    def sample_at_fault(self, dtype: torch.dtype | None, error: Exception) -> str:
+        """Which of the first client's samples a step fails on."""
+        row = failing(np.asarray(self.shards[0])[:TRIED].tolist(), partial(self.slope, dtype or NUMBERS[0]), error)
+        return "" if row is None else f". It is training sample {row}"
+
+    def slope(self, dtype: torch.dtype, rows: Tensor) -> Any:
+        """Loss and gradient of the first model on these rows."""
+        model, x, y = self.batch(dtype, rows)
+        return model.slope(model.initial(), x, y, trial.trial_key(x.device))
 
     def type_remedy(self, dtype: torch.dtype | None) -> str:
         """What number types have to do with a step that fails in one of them."""
@@ -192,14 +204,16 @@ class Task:
         return ""
 
     def tried_step(self, dtype: torch.dtype) -> list[str]:
-        x, y = self.training
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
-        forms = self.forms(dtype, self.training)
-        device = next(self.model.parameters()).device
-        batch = [packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, (x, y), strict=True)]
-        model, (x, y) = self.flat_model(dtype).to(device), batch
-        return trial.problems(model, x, y) or unseen.problems(model, x, y, self.model)  # type: ignore[arg-type]
+        model, x, y = self.batch(dtype, rows)
+        return trial.problems(model, x, y) or unseen.problems(model, x, y, self.model)
+
+    def batch(self, dtype: torch.dtype, rows: Tensor) -> tuple[FlatModel, Any, Any]:
+        """The model, and these rows as it is given them."""
+        device, forms = next(self.model.parameters()).device, self.forms(dtype, self.training)
+        x, y = (packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, self.training, strict=True))
+        return self.flat_model(dtype).to(device), x, y
 
     def kind_problems(self) -> list[str]:
         """What is not of the kind that a field of a task is."""
@@ -458,9 +472,8 @@ def scores(model: nn.Module, x: Tree) -> int | None:
 @torch.enable_grad()
 def tried(model: nn.Module, x: Tree) -> Any:
     """What the model gives for two samples; it may ask for gradients inside."""
-    parameter = next(model.parameters())
-    devices = [parameter.device] if parameter.device.type == "cuda" else []
-    with forked(devices):  # a model that draws leaves the caller's generator as it was
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    with forked([parameter.device]):  # a model that draws leaves the caller's generator as it was
         return called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
 
 

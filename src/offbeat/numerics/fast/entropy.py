@@ -1,7 +1,8 @@
-"""Cross-entropies of n clients in few operations."""
+"""Cross-entropies and likelihoods of n clients in few operations."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,6 +26,36 @@ def cross_entropy(places: Places | None, input: Tensor, target: Tensor, *args: A
         return NotImplemented
     scores = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
     return Entropy.apply(scores, target)  # type: ignore[no-untyped-call]
+
+
+def smoothed(
+    places: Places | None, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
+    ignore_index: int = IGNORED, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """The mean against class numbers, with weights of classes and with smoothing: a share of every class."""
+    usual = size_average is None and reduce is None and reduction == "mean" and target.dtype == torch.int64
+    if weight is None or not label_smoothing or not usual or input.dim() != target.dim() + 1:
+        return NotImplemented
+    logs, target = input.movedim(1, -1).flatten(0, -2).log_softmax(1), target.flatten()
+    ignored = target == ignore_index
+    place = torch.where(ignored, 0, target)
+    counted = weight[place].masked_fill(ignored, 0.0)
+    right = logs.gather(1, place[:, None])[:, 0].masked_fill(ignored, 0.0) * counted
+    every = (logs * weight).sum(1).masked_fill(ignored, 0.0) / logs.shape[1]
+    return -((1 - label_smoothing) * right + label_smoothing * every).sum() / counted.sum()
+
+
+def gaussian(
+    places: Places | None, input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:  # fmt: skip
+    """The mean over a batch; a negative variance, of which PyTorch raises an error, gives no number."""
+    if reduction != "mean" or not isinstance(var, Tensor) or not input.shape == target.shape == var.shape:
+        return NotImplemented
+    held = var + (var.detach().clamp(min=eps) - var.detach())  # clamped, with the gradient of what it was
+    loss = 0.5 * (held.log() + (input - target).square() / held)
+    loss = loss.mean() + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return torch.where((var < 0).any(), math.nan, loss)
 
 
 class Entropy(ForOne):

@@ -53,6 +53,8 @@ def batch_norm(
 ) -> Any:  # fmt: skip
     """Each channel over its client's batch, or by statistics at rest; `vmap` cannot map the library's on a GPU."""
     moving = training and (running_mean is not None or running_var is not None)
+    if not input.is_cuda and running_mean is None and running_var is None and input.numel() >= HEAVY:
+        return Apart.apply(partial(batched_norm, eps), input, weight, bias)  # type: ignore[no-untyped-call]
     if not input.is_cuda or input.dim() < 2 or moving or input.numel() <= input.shape[1]:
         return NotImplemented
     if running_mean is None or running_var is None:
@@ -65,6 +67,10 @@ def batch_norm(
 
 def grouped_norm(groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return functional.group_norm(x, groups, weight, bias, eps)
+
+
+def batched_norm(eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return functional.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
 
 def plain_norm(shape: Any, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

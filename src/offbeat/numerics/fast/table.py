@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional
 
 from offbeat.numerics.draws import Keyed
@@ -48,10 +49,15 @@ TABLE = (
     FastPath((functional.layer_norm,), norms.layer_norm,
              "on a GPU in float32 over the last axis; on a processor where a client has enough to do",
              "a kernel of our own each way; the library's, one client after the other"),
-    FastPath((functional.batch_norm,), norms.batch_norm, "on a GPU, statistics of the batch or at rest",
-             "clients' channels as channels; at rest, few operations"),
+    FastPath((functional.batch_norm,), norms.batch_norm,
+             "on a GPU, statistics of the batch or at rest; on a processor those of a batch with enough to do",
+             "clients' channels as channels; at rest, few operations; the library's, one client after the other"),
     FastPath((functional.cross_entropy,), entropy.cross_entropy, "class numbers, the mean over a batch",
              "log-softmax and its slope in few operations, or a kernel of our own"),
+    FastPath((functional.cross_entropy,), entropy.smoothed, "class numbers, smoothed and weighted; the mean",
+             "PyTorch's formula, which it does not batch itself"),
+    FastPath((functional.gaussian_nll_loss,), entropy.gaussian, "variances of the form of the means",
+             "PyTorch's formula, which it does not batch itself"),
     FastPath((functional.embedding,), tokens.embedding, "no limit of norms",
              "one long table; gradients by a product (few rows, on a GPU) or by sorting"),
     FastPath((functional.embedding_bag,), tokens.embedding_bag, "bags of one size", "rows, then their sum"),
@@ -71,15 +77,24 @@ for row in TABLE:
         PATHS.setdefault(function, []).append(row.path)
 
 
+def level() -> int:
+    """How many transforms of `torch.func` are at work."""
+    inner = peek_interpreter_stack()
+    return 0 if inner is None else inner.level()
+
+
 class ForClients(Keyed):
     """PyTorch's functions for n clients at once."""
 
     def __init__(self, key: Tensor | None, places: Places | None = None) -> None:
         super().__init__(key)
         self.places = places
+        self.level = level()
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for path in PATHS.get(func, ()):
+        for path in (
+            PATHS.get(func, ()) if level() == self.level else ()
+        ):  # paths do not know the model's own transforms
             result = path(self.places, *args, **kwargs)
             if result is not NotImplemented:
                 return result

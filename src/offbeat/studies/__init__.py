@@ -1,0 +1,1 @@
+"""Several experiments: compared, tuned, chosen between, spread over machines, shown on one page."""
