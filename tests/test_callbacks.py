@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from experiments import killed_after
 from offbeat import Callback, ConfigError, resume, run
+from offbeat.errors import Interrupted
 from offbeat.runs.callbacks import Callbacks, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.watchers import made
 from test_metrics import error, experiment, small
@@ -54,6 +55,31 @@ class Vandal(Callback):
     def evaluated(self, run):
         with pytest.raises(TypeError):
             run.rows[-1]["loss"] = 0.0
+
+
+class Closer(Callback):
+    """Has something to say at the end, and a file to close."""
+
+    def __init__(self, stops=False):
+        self.stops, self.closed = stops, 0
+
+    def committed(self, run):
+        if self.stops:
+            raise KeyboardInterrupt
+
+    def warning(self):
+        return "look at me"
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_callback_is_closed_however_a_run_ends_and_its_warning_is_in_the_result():
+    well, badly = Closer(), Closer(stops=True)
+    assert run(experiment(small()), callbacks=[well]).diverging == "look at me"
+    with pytest.raises(Interrupted):
+        run(experiment(small()), callbacks=[badly])
+    assert (well.closed, badly.closed) == (1, 1)
 
 
 class Wrong(Callback):

@@ -21,7 +21,8 @@ from offbeat.engines.server import Server
 from offbeat.errors import BadNumbers
 from offbeat.methods import METHODS
 from offbeat.runs import store
-from offbeat.runs.loop import Interrupted, Loop
+from offbeat.runs.logbook import Logbook
+from offbeat.runs.loop import Interrupted
 from offbeat.tasks.quadratic import quadratic
 from test_runs import FEDBUFF, TASK, InterruptAt, experiment, figures, interrupted, same_bits
 
@@ -197,7 +198,7 @@ def test_an_interrupt_while_resuming_loses_nothing(monkeypatch: pytest.MonkeyPat
     straight = run(experiment())
     interrupted(experiment(), tmp_path, 7)
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "note", raising_at(Loop.note, 3))
+        patch.setattr(Logbook, "note", raising_at(Logbook.note, 3))
         with pytest.raises(Interrupted):
             resume(tmp_path)
     assert resume(tmp_path).metrics == straight.metrics

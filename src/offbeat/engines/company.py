@@ -148,8 +148,7 @@ class Company:
                 row = place * len(jobs) + number
                 if horizon.consumed(job[:2]):
                     self.results[trial][job[:2]] = Result(outcome.updates, row, job, bad[row], job.client)
-        while horizon.lost:
-            gone = horizon.lost.pop()
+        for gone in horizon.take_lost():
             for trial in self.live:
                 self.results[trial].pop(gone, None)
 
@@ -165,12 +164,12 @@ class Company:
             with self.engine.settings, torch.no_grad():
                 updates = {name: gathered(results, name) for name in (*local.sends, *local.numbers)}
                 staleness = server.commit([result.job for result in results], updates)
-                if not bool(server.state["model"].isfinite().all()):
+                if not bool(server.model.isfinite().all()):
                     self.drop(trial, f"the model after commit {server.version} is not finite")
                     continue
             for job in set(step.commit.jobs):
                 del self.results[trial][job]
-            server.forget(horizon.driver.floor, horizon.held)
+            server.forget(horizon.needs)
         return staleness
 
     def drop(self, trial: int, reason: str | None = None) -> None:
@@ -182,4 +181,4 @@ class Company:
 
     def evaluate(self, trial: int) -> dict[str, float | None]:
         with self.engine.settings, torch.no_grad():
-            return self.engine.looks(self.servers[trial].state["model"])
+            return self.engine.looks(self.servers[trial].model)

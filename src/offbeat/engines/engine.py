@@ -81,8 +81,7 @@ def prime(servers: Sequence[Server], solver: Solver) -> None:
         arrived = received(rule.up, gradients, keys.key(first.seed, "prime", clients))
         mean += share[clients].to(mean.dtype) @ arrived
         for server in servers:
-            if server.kept is not None:
-                server.kept.write(clients, dict.fromkeys(rule.keeps, arrived))
+            server.keep(clients, arrived)
     for server in servers:
         server.prime(mean)
 
@@ -158,8 +157,7 @@ class Engine(Shown):
             horizon.computed(job[:2])
         horizon.fill()
         self.unwanted |= {job[:2] for job in jobs if not horizon.consumed(job[:2])}
-        while horizon.lost:
-            lost = horizon.lost.pop()
+        for lost in horizon.take_lost():
             if lost in self.awaited:
                 self.unwanted.add(lost)
             elif lost in self.results:
@@ -175,7 +173,7 @@ class Engine(Shown):
         plans = []
         for ahead, planned in enumerate((step, *horizon.steps)):
             names = planned.commit.jobs
-            known = [job for name in names if (job := begun.get(name) or horizon.wanted.get(name)) is not None]
+            known = [job for name in names if (job := begun.get(name) or horizon.job(name)) is not None]
             if len(known) < len(names) or not any(job in known for job in jobs):
                 continue
             staleness = [version + ahead - job.version for job in known]
@@ -226,7 +224,7 @@ class Engine(Shown):
             names = rule.local.numbers if sums else (*rule.local.sends, *rule.local.numbers)
             staleness = self.server.commit(jobs, self.solver.vectors(results, names), sums)
         self.solver.release([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
-        self.server.forget(horizon.driver.floor, horizon.held)
+        self.server.forget(horizon.needs)
         return Done(self.version, step, staleness)
 
     def cut_tiles(self) -> None:
@@ -247,8 +245,7 @@ class Engine(Shown):
         """Strike off the jobs of a horizon that were computed before a checkpoint."""
         for job in self.results:
             horizon.computed(job)
-        for job in [job for job in horizon.wanted if self.solver.has_moved(*job)]:
-            horizon.computed(job)
+        horizon.strike_off(self.solver.has_moved)
 
     def complaint(self, result: Result) -> str:
         job = result.job
@@ -266,7 +263,7 @@ class Engine(Shown):
     def training_loss(self) -> float:
         """f at the newest version: the mean over clients of their mean losses."""
         with self.settings, torch.no_grad():
-            return training_loss(self.flat, self.solver.problem.samples, self.server.state["model"])
+            return training_loss(self.flat, self.solver.problem.samples, self.server.model)
 
     def report(self) -> dict[str, Any]:
         """What a result says of how it was computed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -28,7 +28,7 @@ class Server:
         self, method: Method, model: Tensor, seed: int, sizes: Sequence[int],
         members: Sequence[Sequence[int]] | None, choice: Choice = "auto",
     ) -> None:  # fmt: skip
-        self.method, self.seed, self.sizes, self.members = method, seed, sizes, members
+        self.method, self.seed, self.sizes, self.members = method, seed, list(sizes), members
         self.device, self.dtype = model.device, model.dtype
         self.version = 0
         self.state: State = method.what.init(model)
@@ -41,6 +41,24 @@ class Server:
     def units(self) -> int:
         """Who reports: clients, or clusters."""
         return len(self.sizes if self.members is None else self.members)
+
+    @property
+    def model(self) -> Tensor:
+        """The newest version."""
+        return self.state["model"]
+
+    def set_model(self, model: Tensor) -> None:
+        """Begin from another model."""
+        self.state = {**self.state, "model": model}
+
+    def set_size(self, client: int, samples: int) -> None:
+        """A client says how many samples it has."""
+        self.sizes[client] = samples
+
+    def keep(self, clients: Tensor, gradients: Tensor) -> None:
+        """Begin what is kept of clients with their gradients."""
+        if self.kept is not None:
+            self.kept.write(clients, dict.fromkeys(self.method.what.keeps, gradients))
 
     def broadcast(self) -> State:
         return self.method.what.broadcast(self.state, keys.key(self.seed, "broadcast", self.version))
@@ -94,11 +112,11 @@ class Server:
             raise OffbeatError(f"method '{self.method.name}': its commit must give the vectors {want}; it gave {given}")
         return state  # type: ignore[no-any-return]
 
-    def forget(self, floor: int, needed: Collection[int]) -> None:
-        """Let go of versions below the floor that no job has to start from any more."""
+    def forget(self, needed: Callable[[int], bool]) -> None:
+        """Let go of versions that no job has to start from any more."""
         if len(self.versions) < FEW:
             return
-        for version in [v for v in self.versions if v != self.version and v < floor and v not in needed]:
+        for version in [v for v in self.versions if v != self.version and not needed(v)]:
             del self.versions[version]
 
     # ---- checkpoints ----------------------------------------------------------------------------
@@ -118,5 +136,7 @@ class Server:
             kind, *where = name.split("/")
             if kind == "version":
                 self.versions.setdefault(int(where[0]), {})[where[1]] = t.to(self.device)
+        if version not in self.versions:
+            self.versions[version] = self.broadcast()
         if self.kept is not None:
             self.kept.restore(tensors)

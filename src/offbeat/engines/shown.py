@@ -34,7 +34,7 @@ class Shown:
     def evaluate(self) -> dict[str, Any]:
         """The metrics of the newest version."""
         with self.settings, torch.no_grad():
-            values = self.looks(self.server.state["model"])
+            values = self.looks(self.server.model)
             if not self.version and not math.isfinite(values["loss"]) and self.finite():
                 raise BadNumbers(self.unfit(values["loss"]))
             return values
@@ -42,7 +42,7 @@ class Shown:
     def unfit(self, loss: float) -> str:
         """What is wrong with the first model, which no rate has touched."""
         main = self.looks.evaluations[0]
-        row = main.not_finite(self.server.state["model"]) if isinstance(main, Evaluation) else None
+        row = main.not_finite(self.server.model) if isinstance(main, Evaluation) else None
         which = "" if row is None else f": that of sample {row} by itself is not finite"
         return (
             f"the loss of the first model on {main.data} is {loss}{which}. Nothing has been trained yet: look in "
@@ -63,12 +63,12 @@ class Shown:
         return self.looks.of_clients(len(self.server.sizes))
 
     def finite(self) -> bool:
-        return bool(self.server.state["model"].isfinite().all())
+        return bool(self.server.model.isfinite().all())
 
     def model(self) -> dict[str, Tensor]:
         """The newest version as `load_state_dict` takes it: parameters, frozen ones too and those in several places by
         each of their names, and buffers, but for those that a file of tensors does not take."""
-        module, views = self.flat.module, self.flat.views(self.server.state["model"])
+        module, views = self.flat.module, self.flat.views(self.server.model)
         named = dict(module.named_parameters()) | views
         trained = {id(p): views.get(name, p) for name, p in module.named_parameters()}
         for name, value in module.state_dict(keep_vars=True).items():

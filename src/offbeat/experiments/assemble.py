@@ -32,7 +32,7 @@ from offbeat.numerics.batch_norm import method_problems, tracking
 from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
 from offbeat.numerics.threads import threads
 from offbeat.runs.account import Account
-from offbeat.runs.loop import Evaluate
+from offbeat.runs.logbook import Evaluate
 from offbeat.runs.target import limit_problems, target_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
@@ -88,14 +88,12 @@ class Built:
         if crowd is not None:
             each = [sum(each[device] for device in devices) for devices in crowd.members]
         up = traffic.up_most if traffic.up is None else traffic.up
-        account = Account(self.task.clients, each, traffic.down, up, not self.method.when.overlaps, crowd=crowd)
-        if rule.local.full_gradient:
-            account.looked = size
-        if traffic.up is None:
-            account.each_up = traffic.each_up
-        if rule.prime is not None:  # a look at all shards, and the gradients of all clients
-            account.samples = sum(size)
-            account.bytes_down, account.bytes_up = (len(size) * v for v in (traffic.down_vector, traffic.up_vector))
+        account = Account(
+            self.task.clients, each, traffic.down, up, pulls=not self.method.when.overlaps, crowd=crowd,
+            looked=size if rule.local.full_gradient else None, each_up=traffic.each_up if traffic.up is None else None,
+        )  # fmt: skip
+        if rule.prime is not None:
+            account.note_prime(size, traffic.down_vector, traffic.up_vector)
         return account
 
     def clock(self) -> VirtualClock:

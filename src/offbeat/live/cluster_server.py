@@ -329,7 +329,7 @@ class ClusterIntake(Intake):
         cluster, place = self.home[session.client]
         record, run = arriving.opening, self.run
         update = run.sent.unpack(arriving.buffer, run.engine.device)
-        if (wrong := self.server.checks.problem(update, run.server.state["model"])) is not None:
+        if (wrong := self.server.checks.problem(update, run.server.model)) is not None:
             self.answer(session, self.rejected(session, record.job, *wrong))
             return
         block = self.cluster_server.blocks.get(cluster)

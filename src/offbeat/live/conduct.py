@@ -47,7 +47,7 @@ from offbeat.records import (
 )
 from offbeat.runs.callbacks import Callbacks
 from offbeat.runs.disk import reason
-from offbeat.runs.loop import Loop, view_of
+from offbeat.runs.logbook import Logbook
 from offbeat.runs.progress import Progress
 from offbeat.schedule.guard import Guard, feed
 from offbeat.schedule.horizon import Step
@@ -81,8 +81,7 @@ class Run:
         self.up = self.sent if built.hybrid is None else mean_layout(rule, self.engine.flat)
         self.priming = prime_layout(rule, self.engine.flat)
         watching = Callbacks([] if progress is None else [progress])
-        self.loop = Loop(built.experiment, self.engine, built.account(), None, watching)  # type: ignore[arg-type]
-        self.loop.view = view_of(built.experiment, built, self.loop)
+        self.log = Logbook(built.experiment, built, self.engine, built.account(), None, watching)
         self.guard = Guard(built.method.when, built.units, keys.generator(built.experiment.seed, "policy"))
         self.clients = built.units
         self.limit = built.experiment.until.get("virtual_seconds", math.inf)
@@ -123,7 +122,7 @@ class Run:
         self.base, self.since, self.begun, self.latest = 0.0, time.monotonic(), True, 0.0
         self.journal.set_fact("began", time.time())
         self.packets[0] = self.packet()
-        self.loop.look()
+        self.log.look()
         self.note_metrics()
         for client in sorted(set(range(self.clients)) - set(there)):
             self.row(0.0, Left(client))
@@ -138,8 +137,7 @@ class Run:
         assert rule.share is not None
         share = rule.share(server.cohort(range(many), [0] * many, [1] * many))
         gradients = torch.stack([self.primed[client] for client in range(many)])
-        if server.kept is not None:
-            server.kept.write(torch.arange(many), dict.fromkeys(rule.keeps, gradients))
+        server.keep(torch.arange(many), gradients)
         with self.engine.settings:
             server.prime(share.to(gradients.dtype) @ gradients)
         self.primed.clear()
@@ -151,8 +149,7 @@ class Run:
         """Be where the journal ends. The orders that were under way are effects again."""
         journal = self.journal
         self.begun = True
-        self.loop.metrics = journal.metrics()
-        self.loop.seen = list(self.loop.metrics)
+        self.log.recall(journal.metrics())
         self.epochs = journal.epochs()
         done, self.packets = self.states.read() or (0, {})
         self.packets.setdefault(self.server.version, self.packet())
@@ -169,8 +166,8 @@ class Run:
         effects = [Effect("order", *order) for order in self.pending.values()]
         effects += [Effect("wake", time=at, tag=tag) for tag, at in self.alarms.items()]
         try:
-            self.ended = self.loop.reached()
-            self.loop.require_finite(self.loop.metrics[-1])
+            self.ended = self.log.reached()
+            self.log.require_finite(self.log.metrics[-1])
         except BadNumbers as error:
             self.stop(error)
         self.note_end()
@@ -178,7 +175,7 @@ class Run:
 
     @property
     def commits(self) -> int:
-        return self.loop.account.commits
+        return self.log.account.commits
 
     # ---- what happens ---------------------------------------------------------------------------
     def tell(self, record: Record) -> list[Effect]:
@@ -285,7 +282,7 @@ class Run:
             updates = {name: torch.stack([row[name] for row in rows]) for name in (*self.up.vectors, *self.up.numbers)}
             with self.engine.settings, torch.no_grad():
                 staleness = self.server.commit([begun[job] for job in command.jobs], updates)
-            self.server.forget(self.server.version, ())
+            self.server.forget(lambda version: False)  # what is under way is in packets
             self.packets[self.server.version] = self.packet()
             self.engine.updates += len(rows)
             self.states.consume(distinct, self.up.size)
@@ -293,15 +290,17 @@ class Run:
             self.held.pop(job, None)
             self.epochs.pop(job, None)
         step, self.gathered = Step(now, command, self.gathered), []
-        known = len(self.loop.metrics)
-        if self.commits + 1 <= (self.loop.metrics[-1]["commit"] if known else -1):  # it was looked at before
-            self.loop.note(step.rows, command.jobs, staleness)
+        known = len(self.log.metrics)
+        if self.commits + 1 <= (self.log.metrics[-1]["commit"] if known else -1):  # it was looked at before
+            self.log.note(step.rows, command.jobs, staleness)
             return
         try:
-            self.ended = self.loop.take(Done(self.commits + 1, step, staleness), None)  # type: ignore[arg-type]
+            self.log.commit(Done(self.commits + 1, step, staleness))
+            self.log.tell("committed")
+            self.ended = self.log.end()
         except BadNumbers as error:
             self.stop(error)
-        if len(self.loop.metrics) > known:
+        if len(self.log.metrics) > known:
             self.note_metrics()
         self.note_end()
 
@@ -356,8 +355,8 @@ class Run:
             del self.packets[version]
 
     def note_metrics(self) -> None:
-        number = len(self.loop.metrics) - 1
-        self.journal.put("INSERT OR REPLACE INTO metrics VALUES (?, ?)", number, json.dumps(self.loop.metrics[-1]))
+        number = len(self.log.metrics) - 1
+        self.journal.put("INSERT OR REPLACE INTO metrics VALUES (?, ?)", number, json.dumps(self.log.metrics[-1]))
 
     # ---- a sample of jobs, for replay -----------------------------------------------------------
     def sample(self, begun: Begun) -> None:

@@ -149,7 +149,7 @@ class Intake:
         name = event[:2]
         buffer = arriving.buffer
         update = run.sent.unpack(buffer, run.engine.device)
-        if (wrong := self.server.checks.problem(update, run.server.state["model"])) is not None:
+        if (wrong := self.server.checks.problem(update, run.server.model)) is not None:
             self.answer(session, self.rejected(session, record.job, *wrong))
             return
         try:
@@ -174,12 +174,12 @@ class Intake:
     def take_gradient(self, session: Session, arriving: Arriving) -> None:
         run, server = self.run, self.server
         gradient = run.priming.unpack(arriving.buffer, run.engine.device)
-        if (wrong := server.checks.problem(gradient, run.server.state["model"])) is not None:
+        if (wrong := server.checks.problem(gradient, run.server.model)) is not None:
             self.rejected(session, -1, *wrong)
             server.end(session, Refused(f"its gradient: {wrong[1]}", True))
             return
         for client, facts in server.known.items():
-            run.server.sizes[client] = facts["samples"]  # type: ignore[index]
+            run.server.set_size(client, facts["samples"])
         if run.prime(session.client, gradient["gradient"]):
             server.priming = False
             server.begin([client for client, each in server.sessions.items() if each.ready])

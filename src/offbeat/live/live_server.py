@@ -210,7 +210,7 @@ class LiveServer(Sessions):
         session.ready = True
         self.leases.pop(client, None)
         if run.server.sizes[client] != ready.samples and not run.begun:
-            run.server.sizes[client] = ready.samples  # type: ignore[index]
+            run.server.set_size(client, ready.samples)
         log.info("joined", extra={"facts": {"client": client, "samples": ready.samples, "held": ready.held}})
         self.come(session, ready)
 
@@ -271,7 +271,7 @@ class LiveServer(Sessions):
 
     def begin(self, there: Sequence[int]) -> None:
         for client, facts in self.known.items():
-            self.run.server.sizes[client] = facts["samples"]  # type: ignore[index]
+            self.run.server.set_size(client, facts["samples"])
         self.run.journal.set_fact("sizes", list(self.run.server.sizes))
         log.info("the run begins", extra={"facts": {"clients": len(there)}})
         self.submit(self.run.begin(there))
@@ -316,7 +316,7 @@ class LiveServer(Sessions):
             "turned_away": dict(self.door.turned_away), "malformed": self.counts["malformed"],
             "bytes": {"up": self.counts["bytes_up"],
                       "down": self.counts["bytes_down"] + sum(s.outlet.bytes for s in self.sessions.values())},
-            "metrics": run.loop.metrics[-1] if run.loop.metrics else None,
+            "metrics": run.log.metrics[-1] if run.log.metrics else None,
         }  # fmt: skip
 
 

@@ -33,23 +33,23 @@ LIVE, JOBS = "live.json", "jobs.safetensors"
 def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> Outcome:
     """Write the run directory, list it in the manifest, then let the journal go."""
     run, built = server.run, server.built
-    loop, engine = run.loop, run.engine
-    if loop.metrics[-1]["commit"] != run.commits:
-        loop.closing = run.commits
-        loop.look()
+    log, engine = run.log, run.engine
+    if not log.looked:
+        log.look_at_last()
     manifest.trace, manifest.metrics, manifest.checkpoints = [], [], []
     journal = Journal(path)
     store = Store(path, lock, manifest, built.experiment.toml(), environment(engine.device, engine.settings.threads))
     begun = note_rows(journal, store)
-    store.metrics = list(loop.metrics)
-    facts = {"format": "live", "closing": loop.closing, "version": run.server.version, "account": loop.account.state(),
+    for row in log.metrics:
+        store.note_metrics(row)
+    facts = {"format": "live", "closing": log.closing, "version": run.server.version, "account": log.account.state(),
              "wall_seconds": run.now()}  # fmt: skip
     for name, write in ((LIVE, partial(write_facts, live_facts(server, journal))), (JOBS, jobs_writer(journal, begun))):
         manifest.files[name] = write_file(path / name, write)
         if name not in manifest.live:
             manifest.live.append(name)
     store.checkpoint({name: t.detach().cpu().contiguous().clone() for name, t in run.server.save().items()}, facts)
-    result = loop.result(built, run.ended or "") | {
+    result = log.result(run.ended or "") | {
         "refused": dict(run.guard.refused),
         "live": {
             "epochs": run.epoch,
@@ -58,11 +58,11 @@ def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> O
             "waiting": [list(job) for job in run.arrivals],
         },
     }
-    model, counts = engine.model(), loop.account.participation
-    store.close(result, model, client_rows(loop.account.clients, counts, engine.client_figures()))
+    model, counts = engine.model(), log.account.participation
+    store.close(result, model, client_rows(log.account.clients, counts, engine.client_figures()))
     journal.close()
     clear(path)
-    return Outcome(result, loop.metrics, model)
+    return Outcome(result, log.metrics, model)
 
 
 def note_rows(journal: Journal, store: Store) -> dict[tuple[int, int], Begun]:

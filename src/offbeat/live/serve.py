@@ -90,7 +90,8 @@ def served(
         run = Run(built, journal, options.limits.memory_mib * 2**20, progress)
         effects: list[Effect] = []
         if (sizes := journal.fact("sizes")) is not None:
-            run.server.sizes = sizes
+            for client, samples in enumerate(sizes):
+                run.server.set_size(client, samples)
         if journal.count:
             effects = run.restore()
         else:

@@ -83,7 +83,6 @@ class StateFiles:
         packets = {n: t for n, t in tensors.items() if n.startswith("packet/")}
         server = self.engine.server
         server.restore({n: t for n, t in tensors.items() if n not in packets}, facts["version"])
-        server.versions = {server.version: server.broadcast()}
         self.engine.updates = facts["updates"]
         return int(facts["version"]), {int(n.split("/")[1]): bytearray(t.numpy().tobytes()) for n, t in packets.items()}
 

@@ -74,8 +74,8 @@ def path(name: str, task: Task) -> Points:
         precision="float64", until={"commits": each * ROUNDS}, evaluate={"every_commits": 1},
     ))  # fmt: skip
     engine = made.engine()
-    places = [engine.server.state["model"].clone()]
-    places += [engine.server.state["model"].clone() for _ in engine.commits(made.horizon(made.clock()))]
+    places = [engine.server.model.clone()]
+    places += [engine.server.model.clone() for _ in engine.commits(made.horizon(made.clock()))]
     found: Points = torch.stack(places)[::each].numpy()
     return found
 

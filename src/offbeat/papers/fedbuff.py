@@ -85,10 +85,10 @@ def bounded(buffer: int, steps: int, commits: int, seed: int) -> Record:
     advice = fedbuff.theorem1(constants, plan)
     run = built({"client_lr": advice.client_lr, "beta": advice.server_lr})
     engine, total = run.engine(), 0.0
-    model = engine.server.state["model"]
+    model = engine.server.model
     for _ in engine.commits(run.horizon(run.clock())):
         total += family.global_gradient(model.numpy())
-        model = engine.server.state["model"]
+        model = engine.server.model
     measured, bound = total / commits, fedbuff.bound(constants, plan)
     values = {"measured": measured, "bound": bound, "measured / bound": measured / bound,
               "T asked for": fedbuff.needed_commits(constants, plan), "tau": plan.staleness,

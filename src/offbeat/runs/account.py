@@ -74,6 +74,12 @@ class Account:
         self.staleness.update(staleness)
         self.participation.update(client for job in jobs for client in self.reporting(*job))
 
+    def note_prime(self, sizes: Sequence[int], down: float, up: float) -> None:
+        """A run that opens with every client's gradient over its shard: bytes of a vector each way."""
+        self.samples += sum(sizes)
+        self.bytes_down += len(sizes) * down
+        self.bytes_up += len(sizes) * up
+
     def reporting(self, client: int, job: int) -> Sequence[int]:
         return (client,) if self.crowd is None else self.crowd.behind(client, job)
 

@@ -114,6 +114,13 @@ class Callback:
         """A model that the run directory shall keep as best.safetensors."""
         return None
 
+    def warning(self) -> str | None:
+        """What a result shall say is wrong with the run, if anything."""
+        return None
+
+    def close(self) -> None:
+        """After everything else, however the run ended: let go of lines and files."""
+
 
 @dataclass
 class Callbacks:
@@ -176,6 +183,15 @@ class Callbacks:
     def kept(self) -> Model | None:
         models = [model for callback in self.each if (model := callback.kept()) is not None]
         return models[-1] if models else None
+
+    def warning(self) -> str | None:
+        """The first of theirs."""
+        return next((text for callback in self.each if (text := callback.warning()) is not None), None)
+
+    def close(self) -> None:
+        for callback in list(self.each):
+            with self.guarded(callback):
+                callback.close()
 
 
 @contextmanager
@@ -307,6 +323,9 @@ class Divergence(Callback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.above, self.said = state["above"], state["said"]
+
+    def warning(self) -> str | None:
+        return self.said
 
 
 def remedy(config: Mapping[str, Any]) -> str:

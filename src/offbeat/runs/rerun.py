@@ -6,7 +6,6 @@ the recorded rows read: a digest that rolls over them says whether these are the
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import itemgetter
@@ -14,13 +13,11 @@ from typing import Any
 
 import torch
 
-from offbeat.records import COMMANDS, EVENTS, Begun, Commit, Row
-from offbeat.schedule.horizon import Horizon, Step
+from offbeat.records import COMMANDS, EVENTS, Row
+from offbeat.schedule.horizon import Horizon
 
 BLOCK = 256  # few enough to be gone before Python looks for garbage among them
 NUMBER = {kind: number for number, kind in enumerate((*COMMANDS, *EVENTS))}
-JOBS = ("begun", "wanted")
-NAMES = ("pending", "unused", "lost")
 
 
 class Digest:
@@ -49,46 +46,18 @@ class Digest:
         return [self.count, self.rolled(self.block)]
 
 
-def horizon_state(horizon: Horizon, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What a horizon that has handed out `version` commits knows; nothing where it broke off between two commits."""
-    if horizon.closed or (horizon.late and not horizon.steps):
-        return {}, {}
-    tensors = {name: table([*getattr(horizon, name).values()], 4) for name in JOBS}
-    tensors |= {name: table(sorted(getattr(horizon, name)), 2) for name in NAMES}
-    tensors["ordered"] = table([(client, v) for client, versions in horizon.ordered.items() for v in versions], 2)
-    return {f"horizon/{name}": t for name, t in tensors.items()}, {"commits": version + len(horizon.steps)}
+def horizon_state(horizon: Horizon) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a horizon knows, as tensors and facts; nothing where it broke off between two commits."""
+    known = horizon.known()
+    tensors = {f"horizon/{name}": torch.tensor(rows, dtype=torch.int64) for name, rows in known.items()}
+    return tensors, {"commits": horizon.read} if known else {}
 
 
-def table(rows: list[Any], width: int) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, width)
-
-
-def restore_horizon(
-    horizon: Horizon, tensors: dict[str, torch.Tensor], facts: dict[str, Any], version: int, read: Callable[[], Any]
-) -> None:
-    """Put a fresh horizon where another was after `version` commits. `read` passes the rows of those."""
-    read()
-    rows: list[Row] = []
-    steps: deque[Step] = deque()
-    for row in horizon.source if facts["commits"] > version else ():
-        rows.append(row)
-        if type(row[1]) is Commit:
-            steps.append(Step(row[0], row[1], rows))
-            rows = []
-            if version + len(steps) == facts["commits"]:
-                break
-    for name in JOBS:
-        jobs = [Begun(*job) for job in tensors[f"horizon/{name}"].tolist()]
-        setattr(horizon, name, {job[:2]: job for job in jobs})
-    for name in NAMES:
-        setattr(horizon, name, type(getattr(horizon, name))(map(tuple, tensors[f"horizon/{name}"].tolist())))
-    for client, under_way in tensors["horizon/ordered"].tolist():
-        horizon.ordered.setdefault(client, []).append(under_way)
-    # Every job that is known and not computed holds its start version, and so does every order under way.
-    held = [job.version for name in JOBS for job in getattr(horizon, name).values()]
-    horizon.held = Counter([*held, *(v for versions in horizon.ordered.values() for v in versions)])
-    horizon.steps, horizon.given = steps, version
-    horizon.queued = sum(len(step.commit.jobs) for step in steps)
+def restore_horizon(horizon: Horizon, tensors: dict[str, torch.Tensor], facts: dict[str, Any], version: int) -> None:
+    """Put a fresh horizon, whose rows of `version` commits have been passed, where another was after those."""
+    head = "horizon/"
+    known = {name.removeprefix(head): t.tolist() for name, t in tensors.items() if name.startswith(head)}
+    horizon.restore(known, version, facts["commits"])
 
 
 def pass_rows(horizon: Horizon, digest: Digest, count: int, between: Callable[[], None]) -> None:

@@ -29,19 +29,11 @@ class Config(Protocol):
     def table(self) -> dict[str, Any]: ...
 
 
-class Engine(Protocol):
-    """What the loop asks of whoever makes the commits."""
+class Model(Protocol):
+    """What the logbook asks of whoever has the newest version."""
 
     @property
     def version(self) -> int: ...
-    @property
-    def settings(self) -> AbstractContextManager[Any]:
-        """What is set for the whole process while a run goes on."""
-
-    def commits(self, horizon: Horizon) -> Iterator[Done]: ...
-    def settle(self, horizon: Horizon) -> None:
-        """Strike off the jobs of a horizon that were computed before a checkpoint."""
-
     def evaluate(self) -> Mapping[str, Any]: ...
     @property
     def figures(self) -> Mapping[str, Figure]:
@@ -55,7 +47,21 @@ class Engine(Protocol):
 
     def finite(self) -> bool: ...
     def model(self) -> dict[str, torch.Tensor]: ...
-    def report(self) -> dict[str, Any]: ...
+    def report(self) -> dict[str, Any]:
+        """What a result says of how it was computed."""
+
+
+class Engine(Model, Protocol):
+    """What the loop asks of whoever makes the commits."""
+
+    @property
+    def settings(self) -> AbstractContextManager[Any]:
+        """What is set for the whole process while a run goes on."""
+
+    def commits(self, horizon: Horizon) -> Iterator[Done]: ...
+    def settle(self, horizon: Horizon) -> None:
+        """Strike off the jobs of a horizon that were computed before a checkpoint."""
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and facts from which it can go on."""
 

@@ -53,6 +53,9 @@ class Store:
         if environment not in manifest.environments:
             manifest.environments.append(environment)
 
+    def note_metrics(self, row: dict[str, Any]) -> None:
+        self.metrics.append(row)
+
     def note(self, rows: list[Row]) -> None:
         self.rows += rows
         self.digest.add(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from offbeat.errors import OffbeatError
@@ -170,6 +170,33 @@ class Horizon:
             first.setdefault(job.client, job)
         return [job for job in first.values() if job.version <= version]
 
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many events were kept from the policy, by reason."""
+        return self.driver.refused
+
+    def ask_to_stop(self) -> None:
+        """Look no further, even where no commit is in sight."""
+        self.stop = True
+
+    def job(self, name: JobName) -> Begun | None:
+        """A job that a commit of the window will consume, and that is not computed yet."""
+        return self.wanted.get(name)
+
+    def strike_off(self, computed: Callable[[int, int], bool]) -> None:
+        """Strike off the jobs that were computed before, by client and number."""
+        for name in [name for name in self.wanted if computed(*name)]:
+            self.computed(name)
+
+    def needs(self, version: int) -> bool:
+        """Whether a job may still start from a version."""
+        return version >= self.driver.floor or version in self.held
+
+    def take_lost(self) -> list[JobName]:
+        """Jobs that were computed before it was known that no commit takes them; each is told once."""
+        lost, self.lost = self.lost, []
+        return lost
+
     def skipped(self, commit: Commit) -> list[int]:
         """Strike off the jobs of a commit that is not made again (a resumed run); their start versions, in order."""
         versions = [self.wanted[job].version for job in commit.jobs]
@@ -202,3 +229,50 @@ class Horizon:
         self.held[version] -= 1
         if not self.held[version]:
             del self.held[version]
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+    def known(self) -> dict[str, list[tuple[int, ...]]]:
+        """Jobs and orders as rows of numbers; nothing where it broke off between two commits."""
+        if self.closed or (self.late and not self.steps):
+            return {}
+        return {
+            "begun": [*self.begun.values()],
+            "wanted": [*self.wanted.values()],
+            "pending": sorted(self.pending),
+            "unused": sorted(self.unused),
+            "lost": sorted(self.lost),
+            "ordered": [(client, version) for client, versions in self.ordered.items() for version in versions],
+        }
+
+    @property
+    def read(self) -> int:
+        """Commits that were read from the schedule, handed out or not."""
+        return self.given + len(self.steps)
+
+    def restore(self, known: Mapping[str, Sequence[Sequence[int]]], given: int, read: int) -> None:
+        """Be where another was that had handed out `given` commits and read so many. The rows of those that were handed
+        out have been passed."""
+        self.given = given
+        while self.read < read and (step := self.next_step()) is not None:
+            self.steps.append(step)
+        self.queued = sum(len(step.commit.jobs) for step in self.steps)
+        jobs = {name: [Begun(*job) for job in known[name]] for name in ("begun", "wanted")}
+        self.begun, self.wanted = ({job[:2]: job for job in jobs[name]} for name in ("begun", "wanted"))
+        names: dict[str, list[JobName]] = {
+            name: [(client, job) for client, job in known[name]] for name in ("pending", "unused", "lost")
+        }
+        self.pending, self.unused, self.lost = set(names["pending"]), set(names["unused"]), names["lost"]
+        for client, version in known["ordered"]:
+            self.ordered.setdefault(client, []).append(version)
+        # Every job that is known and not computed holds its start version, and so does every order under way.
+        self.held = Counter([job.version for each in jobs.values() for job in each])
+        self.held.update(version for _, version in known["ordered"])
+
+    def next_step(self) -> Step | None:
+        """The rows up to the next commit, without a look at what they say."""
+        rows: list[Row] = []
+        for row in self.source:
+            rows.append(row)
+            if type(row[1]) is Commit:
+                return Step(row[0], row[1], rows)
+        return None

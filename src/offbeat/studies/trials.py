@@ -19,7 +19,7 @@ from offbeat.errors import BadNumbers, ConfigError
 from offbeat.experiments.assemble import Built, build, build_method
 from offbeat.experiments.experiment import Experiment
 from offbeat.experiments.running import run
-from offbeat.runs.loop import Evaluate
+from offbeat.runs.logbook import Evaluate
 from offbeat.runs.outcome import row_of
 from offbeat.runs.target import SMOOTH, crossing, plain_name, stop_reason
 

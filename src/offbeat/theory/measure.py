@@ -124,7 +124,7 @@ def measure(
         x = engine.solver.problem.model.initial()
         notes.append("measured at the untrained model; the estimators want one near convergence (train, checkpoint)")
     began = time.perf_counter()
-    engine.server.state["model"] = x
+    engine.server.set_model(x)
     metrics = engine.evaluate()
     gauge = gauge_of(engine, experiment.seed, effort.samples)
     if progress is not None:
