@@ -22,7 +22,8 @@ from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
-from offbeat.engines.solver import LocalSolver, Solver
+from offbeat.engines.solver import LocalSolver, Solver, captured_steps
+from offbeat.engines.stepping import PlainSteps
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
@@ -119,9 +120,8 @@ class Engine(Shown):
             if tiling is not None and not tiling["since"]:
                 self.solver, self.tiling = TileSolver(problem, self.spec, crew, tiling), None
             else:
-                self.solver = LocalSolver(
-                    problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
-                )
+                steps = captured_steps(problem, self.threads, self.settings.side_by_side) if capture else PlainSteps()
+                self.solver = LocalSolver(problem, blocks, mode, steps, memory_gib, client_memory)
             prime([self.server], self.solver)
             self.looks = Looks(task, watch or Watch(), model, samples)
 

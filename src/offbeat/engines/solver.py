@@ -11,10 +11,10 @@ from __future__ import annotations
 import gc
 import re
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from torch._C import _functorch as functorch
 from torch.utils import _pytree as pytree
 
 from offbeat.config.choices import Choice, Mode
-from offbeat.engines.captured import GraphAdvance, fitting
+from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.memory import Memory
+from offbeat.engines.stepping import LADDER, PlainSteps, Rung, Stepping
 from offbeat.engines.tiles import TiledAdvance
 from offbeat.engines.updates import Answer, Plan, Result, gathered
 from offbeat.errors import OffbeatError
@@ -35,8 +36,7 @@ from offbeat.numerics.unseen import alone
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import TRIAL, Begun
 
-Rung = Literal["captured", "plain", "one by one"]
-LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
+PLAIN = PlainSteps()
 FAILED = {
     "plain": "steps of this model cannot be captured, so they run plainly",
     "one by one": "this model cannot be batched over clients, so jobs run one after another",
@@ -116,26 +116,29 @@ class Solver(Protocol):
     def close(self) -> None: ...
 
 
+def captured_steps(problem: Problem, threads: int, side_by_side: int, counts: bool = True) -> Stepping:
+    """The quickest way to take steps on the device that the problem is on."""
+    if problem.samples.x.device.type == "cuda":
+        return GraphAdvance(counts)
+    return TiledAdvance(problem, threads, side_by_side, counts)
+
+
 class LocalSolver:
     """Waves on one device. Whoever asks has the answer at once."""
 
     adds = False  # rows are here already
 
     def __init__(
-        self, problem: Problem, blocks: Blocks | None, mode: Mode, threads: int, side_by_side: int,
-        memory_gib: float | None = None, capture: bool = True, choice: Choice = "auto", memory: Any = None,
+        self, problem: Problem, blocks: Blocks | None, mode: Mode, advance: Stepping,
+        memory_gib: float | None = None, choice: Choice = "auto", memory: Any = None,
     ) -> None:  # fmt: skip
-        self.problem, self.blocks = problem, blocks
+        self.problem, self.blocks, self.advance = problem, blocks, advance
         self.device = problem.samples.x.device
         self.limit = self.wave_limit(memory_gib)
         self.waves = 0
         self.notes: list[str] = []
         self.record: list[tuple[int, str, Any]] = []  # wave, what changed before it, to what
-        self.rung: Rung = "one by one" if mode == "twin" else "captured" if capture else "plain"
-        self.advance: Any = numerics.advance
-        if capture:
-            cuda = self.device.type == "cuda"
-            self.advance = GraphAdvance() if cuda else TiledAdvance(problem, threads, side_by_side)
+        self.rung: Rung = "one by one" if mode == "twin" else advance.rung
         self.answers: deque[Answer] = deque()
         self.choice, self.trials, self.memory = choice, 1, memory
         if memory is None:
@@ -152,6 +155,11 @@ class LocalSolver:
     def mode(self) -> Mode:
         return "twin" if self.rung == "one by one" else "wave"
 
+    @property
+    def steps(self) -> Stepping:
+        """How steps are taken on this rung of the ladder."""
+        return self.advance if self.rung == self.advance.rung else PLAIN
+
     def wave_limit(self, memory_gib: float | None) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
         budget = float(PROCESSOR) if memory_gib is None else memory_gib * 2**30
@@ -161,8 +169,7 @@ class LocalSolver:
         return max(1, int(budget / numerics.bytes_per_job(self.problem) / largest))
 
     def fitting(self, ready: int, urgent: int) -> int:
-        captured = isinstance(self.advance, GraphAdvance) and self.rung == "captured" and not self.blocks
-        return fitting(ready, urgent) if captured else ready
+        return ready if self.blocks else self.steps.fitting(ready, urgent)
 
     # ---- solving --------------------------------------------------------------------------------
     def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
@@ -251,8 +258,7 @@ class LocalSolver:
             raise OffbeatError(
                 f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
             )
-        if isinstance(self.advance, GraphAdvance):
-            self.advance.release()
+        self.advance.release()
         gc.collect()  # graphs of earlier runs, too, hold memory until Python lets go of them
         torch.cuda.empty_cache()
         self.change("limit", jobs // 2)
@@ -275,16 +281,15 @@ class LocalSolver:
             return outcome
 
     def way(self, starts: State, jobs: list[Begun]) -> Outcome:
-        blocks, advance = self.blocks, self.advance if self.rung == "captured" else numerics.advance
+        blocks, steps = self.blocks, self.steps
         if self.rung == "one by one":
             if blocks is None:
                 return numerics.twin(self.problem, starts, jobs)
             return block_twin(self.problem, blocks, starts, jobs)
         if blocks is not None:
-            return block_wave(self.problem, blocks, starts, jobs, advance)
-        tiled = isinstance(advance, TiledAdvance) and not self.problem.local.full_gradient
-        with self.advance.sparing() if tiled else nullcontext():
-            return numerics.wave(self.problem, starts, jobs, advance)
+            return block_wave(self.problem, blocks, starts, jobs, steps)
+        with nullcontext() if self.problem.local.full_gradient else steps.around():
+            return numerics.wave(self.problem, starts, jobs, steps)
 
     def change(self, what: str, value: Any) -> None:
         self.record.append((self.waves, what, value))
@@ -352,21 +357,19 @@ class LocalSolver:
     # ---- checkpoints ----------------------------------------------------------------------------
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {} if self.memory is None else self.memory.save() | {"last": self.last}
-        counts = {name: getattr(self.advance, name, {}) for name in ("seen", "taken")}
         return tensors, {
             "waves": self.waves,
             "limit": self.limit,
             "rung": self.rung,
             "notes": self.notes,
             "record": self.record,
-            "sizes": {name: [[*size, times] for size, times in table.items()] for name, table in counts.items()},
+            "sizes": self.advance.save(),
         }
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.follow(facts["record"], facts["threads"])
         self.waves, self.limit, self.rung, self.notes = (facts[name] for name in ("waves", "limit", "rung", "notes"))
-        for name, rows in facts["sizes"].items():
-            getattr(self.advance, name, Counter()).update({(clients, width): n for clients, width, n in rows})
+        self.advance.restore(facts["sizes"])
         if self.memory is not None:
             self.memory.restore(tensors)
             self.last = tensors["last"]
@@ -374,5 +377,4 @@ class LocalSolver:
     def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None:
         """Change what a run changed that left this record, before the same waves; cut tiles for so many threads."""
         self.record = [(wave, what, value) for wave, what, value in record]
-        if isinstance(self.advance, TiledAdvance):
-            self.advance.threads = threads
+        self.advance.follow(threads)

@@ -7,7 +7,6 @@ memory is an error and no reason to halve it. So any number of workers of one ki
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.config.choices import Choice, Mode, Precision
-from offbeat.engines.solver import LocalSolver
+from offbeat.engines.solver import LocalSolver, captured_steps
 from offbeat.engines.tiles import CACHED, MOST
 from offbeat.engines.tiling import Arrays, Span, joined
 from offbeat.errors import OffbeatError
@@ -89,10 +88,9 @@ class TileWorker:
         self.threads = 1 if self.device.type == "cpu" else None
         self.memory = Shard(problem, self.device if spec.choice in ("auto", "device") else torch.device("cpu"))
         self.solver = WholeTiles(
-            problem, spec.blocks, spec.mode, 1, 1, spec.memory_gib, True, spec.choice,
+            problem, spec.blocks, spec.mode, captured_steps(problem, 1, 1, counts=False), spec.memory_gib, spec.choice,
             self.memory if problem.local.remembers else None,
         )  # fmt: skip
-        self.solver.advance.seen = Unseen()
         self.versions: dict[int, State] = {}
         self.updates: dict[Key, Update] = {}
         self.received = 0  # bytes of versions
@@ -200,13 +198,6 @@ class WholeTiles(LocalSolver):
             f"a tile of {jobs} jobs does not fit into the memory of {self.device}; begin the run with a lower "
             "memory_gib, which makes smaller tiles"
         )
-
-
-class Unseen(Counter[Any]):
-    """Counts nothing: how steps are cut and padded must not depend on what a worker computed before."""
-
-    def __setitem__(self, key: Any, value: int) -> None:
-        pass
 
 
 class Shard:
