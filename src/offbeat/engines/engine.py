@@ -277,6 +277,7 @@ class Engine(Shown):
             "mode": self.solver.mode,
             "rung": self.solver.rung,
             "notes": self.solver.notes,
+            "answers_refused": self.refused,
             **self.solver.report(),
         }
 
@@ -300,6 +301,7 @@ class Engine(Shown):
             "version": self.version,
             "threads": self.threads,
             "jobs_computed": self.jobs_computed,
+            "answers_refused": self.refused,
             "results": [[*r.job, r.bad, r.client] for r in waiting],
             "places": self.solver.places(waiting),
         }
@@ -313,7 +315,7 @@ class Engine(Shown):
         self.follow(facts)
         self.server.restore(tensors, facts["version"])
         self.solver.restore(tensors, facts)
-        self.jobs_computed, self.results = facts["jobs_computed"], {}
+        self.jobs_computed, self.refused, self.results = facts["jobs_computed"], facts.get("answers_refused", 0), {}
         names = (*self.method.what.local.sends, *self.method.what.local.numbers)
         for *begun, bad, client in facts["results"]:
             job = Begun(*begun)
