@@ -95,11 +95,12 @@ class Engine(Shown):
         self, method: Method, task: Task, seed: int, device: torch.device, precision: Precision = "float32",
         mode: Mode = "wave", memory_gib: float | None = None, capture: bool = True, client_memory: Choice = "auto",
         blocks: Blocks | None = None, threads: int | None = None, crew: CrewMaker = in_process,
-        tiling: Mapping[str, int] | None = None, watch: Watch | None = None,
+        tiling: Mapping[str, int] | None = None, watch: Watch | None = None, facts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes."""
+        """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes. It rounds as
+        the run did that left these `facts`."""
         self.method, self.device, self.precision, self.blocks = method, device, precision, blocks
-        self.settings = Settings(precision, device, threads or cores())
+        self.settings = Settings(precision, device, facts["threads"] if facts else threads or cores())
         self.jobs_computed = 0
         self.results: dict[JobName, Result] = {}
         self.awaited: dict[JobName, Begun] = {}  # asked for, and not answered yet
@@ -122,6 +123,8 @@ class Engine(Shown):
             else:
                 steps = captured_steps(problem, self.threads, self.settings.side_by_side) if capture else PlainSteps()
                 self.solver = LocalSolver(problem, blocks, mode, steps, memory_gib, client_memory)
+            if facts is not None:
+                self.follow(facts)
             prime([self.server], self.solver)
             self.looks = Looks(task, watch or Watch(), model, samples)
 
@@ -225,7 +228,7 @@ class Engine(Shown):
             sums = partial(self.solver.sums, self.version, results) if self.solver.adds and rule.apply else None
             names = rule.local.numbers if sums else (*rule.local.sends, *rule.local.numbers)
             staleness = self.server.commit(jobs, self.solver.vectors(results, names), sums)
-        self.solver.release([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
+        self.solver.committed([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
         self.server.forget(horizon.driver.floor, horizon.held)
         return Done(self.version, step, staleness)
 

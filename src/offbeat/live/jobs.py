@@ -312,7 +312,7 @@ class Worker:
         with self.settings, torch.no_grad():
             model = self.down.unpack(packet, self.device)["model"]
             client = torch.tensor([self.client], device=self.device)
-            gradient = numerics.opening_gradients(self.problem, model[None], client)[0]
+            gradient = self.solver.full_gradients(self.problem, model[None], client)[0]
             self.memory = dict.fromkeys(self.memory, gradient.cpu().clone())
             self.before = dict(self.memory)
             self.last, self.kept = -1, None
