@@ -16,6 +16,8 @@ from torch.nn import functional
 from offbeat import Experiment, Task, run
 from offbeat.engines.captured import LADDER, OFTEN, GraphAdvance, fitting, padded, run_steps
 from offbeat.engines.engine import Engine, pick_device
+from offbeat.engines.stepping import PlainSteps, Stepping
+from offbeat.engines.tiles import TiledAdvance
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.experiments.assemble import build_method
 from offbeat.keys import generator
@@ -240,6 +242,47 @@ def test_a_size_that_keeps_coming_gets_a_graph_of_its_own() -> None:
     for number in range(OFTEN):
         engine.solve([Begun(client, number, 1, 2) for client in range(7)])
     assert {size for size, _ in engine.solver.advance.graphs} == {padded(7), 7}
+
+
+def ways_to_step(counts: bool = True) -> list[Stepping]:
+    engine = Engine(build_method("local-sgd"), quadratic_world(), 0, torch.device("cpu"), "float64")
+    return [PlainSteps(), Eager(counts), TiledAdvance(engine.solver.problem, 3, 1, counts)]
+
+
+@pytest.mark.parametrize("way", [0, 1, 2], ids=["plain", "graphs", "tiles"])
+def test_a_solver_asks_every_way_to_step_the_same_things(way: int) -> None:
+    """It goes on from a checkpoint with what was counted, and below its rung steps are taken plainly."""
+    engine, again = (
+        Engine(build_method("local-sgd"), quadratic_world(), 0, torch.device("cpu"), "float64") for _ in range(2)
+    )
+    for each in (engine, again):
+        each.solver.advance = ways_to_step()[way]
+        each.solver.rung = each.solver.advance.rung
+    outcomes = [engine.solve([Begun(client, number, 0, 2) for client in range(7)]) for number in range(3)]
+    with pytest.warns(UserWarning, match="waves are cut to 2"):
+        engine.solver.halve(4)
+    assert engine.solver.limit == 2
+    tensors, facts = engine.solver.save()
+    again.solver.restore(tensors, facts | {"threads": 3})
+    assert again.solver.advance.save() == engine.solver.advance.save()
+    assert bool(again.solver.advance.save().get("seen")) == (way > 0)
+    assert again.solver.fitting(7, 1) == (6 if way == 1 else 7)
+    again.solver.rung = "plain"
+    assert again.solver.fitting(7, 1) == 7
+    plain = again.solve([Begun(client, 2, 0, 2) for client in range(7)])
+    assert torch.allclose(plain.updates["delta"], outcomes[2].updates["delta"], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("way", [1, 2], ids=["graphs", "tiles"])
+def test_steps_that_do_not_count_waves_are_cut_as_at_first(way: int) -> None:
+    engine = Engine(build_method("local-sgd"), quadratic_world(), 0, torch.device("cpu"), "float64")
+    for counts in (True, False):
+        engine.solver.advance = steps = ways_to_step(counts)[way]
+        for number in range(OFTEN):
+            engine.solve([Begun(client, number, 0, 2) for client in range(7)])
+        sizes = {size for size, _ in steps.graphs} if way == 1 else set(steps.tiles(7, 1))
+        at_first = {padded(7)} if way == 1 else {6, 1}
+        assert (sizes == at_first) == (not counts)
 
 
 @given(ready=st.integers(1, 2000), data=st.data())

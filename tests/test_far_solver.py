@@ -99,8 +99,18 @@ def test_answers_may_come_late_out_of_order_and_twice(method: dict[str, Any]) ->
         assert all(torch.equal(got.model[name], want.model[name]) for name in want.model), script
         same = ("commits", "client_steps", "bytes_up", "jobs_computed", "waves", "loss_final")
         assert [got.result[name] for name in same] == [want.result[name] for name in same], script
-        assert (engine.refused > 0) == (script in ("twice", "unknown", "other version")), script
+        assert (got.result["answers_refused"] > 0) == (script in ("twice", "unknown", "other version")), script
         assert far.most > 1 or method["name"] == "fedasync"
+
+
+def test_a_run_that_goes_on_still_counts_the_answers_it_refused() -> None:
+    built, engine = started({"name": "fedbuff", "buffer_size": 3, "local_steps": 3})
+    engine.solver = Far(engine.solver, "twice", 0)
+    finished(built, engine)
+    assert engine.refused > 0
+    _, again = started({"name": "fedbuff", "buffer_size": 3, "local_steps": 3})
+    again.restore(*engine.state())
+    assert again.report()["answers_refused"] == engine.refused
 
 
 def test_a_commit_waits_for_its_own_jobs_alone() -> None:

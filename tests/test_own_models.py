@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from offbeat import Experiment, Task, run
 from offbeat.errors import BadNumbers, OffbeatError
+from offbeat.numerics.draws import Keyed
+from offbeat.numerics.vector import FlatModel
 
 X, Y = torch.randn(40, 5, generator=torch.manual_seed(0)), torch.arange(40) // 4 % 4
 SHARDS = [range(i, 40, 4) for i in range(4)]
@@ -351,3 +353,76 @@ def test_what_pytorch_cannot_batch_is_said_once() -> None:
         warnings.simplefilter("always")
         run(spec)
     assert ["PyTorch cannot batch aten::quantile" in str(each.message) for each in said] == [True]
+
+
+def rows_apart(randomness: str) -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: functional.dropout(plain(m, row), 0.5), randomness=randomness)(x)
+
+    return Own(forward)
+
+
+def masks_of(randomness: str) -> int:
+    """How many different rows a dropout of equal rows has, inside a `vmap` of the model's own."""
+    model = FlatModel(rows_apart(randomness), functional.cross_entropy)
+    x = torch.ones(6, 5)
+    with Keyed(torch.tensor(7)):
+        out = model.call(model.views(model.initial()), x)
+    return len({tuple(row.tolist()) for row in out != 0})
+
+
+def test_draws_inside_a_vmap_of_the_model_are_each_rows_own_or_the_same() -> None:
+    assert masks_of("different") > 3
+    assert masks_of("same") == 1
+    with pytest.raises(OffbeatError, match="randomness='different'"):
+        masks_of("error")
+    wave, twin = (trained(rows_apart("different"), mode, precision="float64") for mode in ("wave", "twin"))
+    assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in twin)
+
+
+def into_zeros(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 2, 4, dtype=x.dtype)
+    out[:, 0] = plain(m, x)
+    out[:, 1].copy_(out[:, 0].detach().tanh())  # a part of it
+    return out.sum(1)
+
+
+def by_law(m: Any, x: Tensor) -> Tensor:
+    return torch.distributions.Normal(plain(m, x), 0.1).rsample()
+
+
+@pytest.mark.parametrize("forward", [into_zeros, by_law])
+def test_models_that_write_into_tensors_of_their_own_are_batched(forward: Any) -> None:
+    outcomes = [
+        run(Experiment(method={"name": "fedbuff", "buffer_size": 2, "local_steps": 3}, task=task(Own(forward)),
+                       precision="float64", mode=mode, device="cpu", until={"commits": 4})) for mode in ("wave", "twin")
+    ]  # fmt: skip
+    assert outcomes[0].rung != "one by one"
+    wave, twin = (outcome.model for outcome in outcomes)
+    assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in twin)
+
+
+TWO_ROUNDS = Experiment(method={"name": "local-sgd", "n": 4}, device="cpu", until={"commits": 2})
+
+
+def test_classes_may_be_bytes() -> None:
+    whole = task(Own(plain))
+    small = replace(whole, data=(whole.data[0], whole.data[1].to(torch.uint8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models = [run(replace(TWO_ROUNDS, task=each)).model for each in (whole, small)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize("rule", ["batch", "averaged", "local"])
+def test_what_follows_a_batch_norm_may_change_its_outputs_in_their_place(rule: Any) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        out = m.norm(plain(m, x))
+        out += 1.0
+        return torch.relu_(out)
+
+    model = Own(forward)
+    model.norm = nn.BatchNorm1d(4)
+    under = replace(task(model), batch_norm=rule)
+    results = [run(replace(TWO_ROUNDS, task=under, precision="float64", mode=mode)).model for mode in ("wave", "twin")]
+    assert all(torch.allclose(results[0][name], results[1][name], rtol=0, atol=1e-12) for name in results[1])

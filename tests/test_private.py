@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional, parameter
 
 import offbeat
+from offbeat.numerics import transforms
 
 SOURCE = Path(offbeat.__file__).parent
 VERSION = f"PyTorch {torch.__version__} has changed it; it was as expected in 2.11 and 2.13"
@@ -30,7 +31,7 @@ LISTED = {
     "_backward_hooks": {"numerics/unseen.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
     "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
     "_engine_run_backward": {"numerics/vector.py"},  # `torch.autograd.grad` without its imports
-    "_functorch": {"engines/solver.py", "numerics/fast/table.py"},  # how deep in transforms, and their warnings
+    "_functorch": {"engines/solver.py", "numerics/transforms.py"},  # which transforms are at work, and their warnings
     "_set_vmap_fallback_warning_enabled": {"engines/solver.py"},
     "_inductor": {"engines/settings.py"},  # whether the compiler is there already
     "_pytree": {  # trees of tensors
@@ -106,6 +107,12 @@ def test_it_is_as_expected(name: str) -> None:
         torch.func.vmap(lambda t: levels.append(torch._C._functorch.peek_interpreter_stack().level()) or t)(x)
         assert levels == [1], VERSION
         assert torch._C._functorch.peek_interpreter_stack() is None, VERSION
+        axes = []
+        torch.func.vmap(lambda t: axes.append((*transforms.axes_inside(0), transforms.is_batchedtensor(t))) or t,
+                        randomness="same")(x)  # fmt: skip
+        assert axes == [(transforms.Axis(1, 2, "same"), True)], VERSION
+        rows = torch.func.vmap(lambda t: t + transforms.axes_inside(0)[0].rows(torch.arange(2.0)))(x)
+        assert torch.equal(rows, x + torch.arange(2.0)[:, None]), VERSION
         assert callable(torch._C._functorch._set_vmap_fallback_warning_enabled), VERSION
     elif name == "_softmax_backward_data":
         weights, g = functional.softmax(x, -1), torch.randn(2, 3)

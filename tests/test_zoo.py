@@ -28,7 +28,7 @@ SMALL, LARGE = 4, 192  # widths; the larger one passes every threshold on sizes
 JOBS = [Begun(0, 0, 0, 2), Begun(1, 3, 0, 2), Begun(2, 1, 0, 2)]
 ALONE = {  # modules that `vmap` cannot batch: they run one client after another
     "checkpoint", "checkpoint of two", "embedding by frequency", "gru, packed", "hook on an activation", "lstm, packed",
-    "noise, truncated", "normal law", "seeds itself",
+    "noise, truncated", "seeds itself",
 }  # fmt: skip
 PLAIN = (  # modules whose steps cannot be captured: they look at a value, or bring one from the host
     "decoder with a mask", "loss cross-entropy, smooth and weighted", "loss cross-entropy, weighted", "orthogonal",
@@ -39,7 +39,8 @@ SAMPLE = (
     "complex", "frozen weight", "checkpoint of two", "layer in two places", "output not used", "linear by names",
     "conv2d", "conv2d turned", "conv2d twice", "attention", "encoder with dropout", "gru cell", "embedding, tied",
     "loss sequence", "loss cross-entropy, smooth and weighted", "loss gaussian", "gradient inside", "weights mapped",
-    "decoder with a mask",
+    "decoder with a mask", "rows filled in", "rows added in", "normal law", "dropout of rows", "complex, odd",
+    "embedding, sparse function",
 )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def test_gradients_are_autograds(name: str, width: int) -> None:
 
 
 UNROUNDED = (  # PyTorch has no such function for mixed numbers
-    "batch norm at rest", "batch norm of images at rest", "pairwise distance", "prelu",
+    "batch norm at rest", "batch norm of images at rest", "pairwise distance", "prelu", "rows added in",
 )  # fmt: skip
 
 

@@ -100,6 +100,13 @@ def buffered(module: nn.Module, run: Callable[[Any, Tensor], Any], buffer: Tenso
     return own
 
 
+def filled(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 3, x.shape[-1], dtype=x.dtype)
+    for t in range(3):
+        out[:, t] = m.parts[0](x[:, t]).tanh()
+    return out
+
+
 def complex_linear(m: Any, x: Tensor) -> Tensor:
     w, z = torch.view_as_complex(m.w), torch.complex(x, x.flip(-1))
     return torch.view_as_real(F.linear(z, w)).flatten(1)
@@ -174,6 +181,13 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "one bias": lambda w: Animal(Own(lambda m, x: F.linear(x, m.w, m.b), w=(w, w), b=(1,)), (w,)),
     "number": lambda w: Animal(Own(lambda m, x: x * m.s, s=()), (w,)),
     "scaled weight": lambda w: Animal(Own(lambda m, x: F.linear(x, m.w * 2), w=(w, w)), (w,)),
+    "complex, odd": lambda w: Animal(Own(complex_linear, w=(w, w, 2), a=(1,)), (w,)),
+    "rows filled in": lambda w: Animal(Own(filled, nn.Linear(w, w)), (3, w)),
+    "rows added in": lambda w: Animal(Own(lambda m, x: torch.zeros(len(x), w, dtype=x.dtype).index_add_(
+        1, torch.arange(w), m.parts[0](x)), nn.Linear(w, w)), (w,)),
+    "dropout of rows": lambda w: Animal(Own(lambda m, x: torch.vmap(lambda row: F.dropout(m.parts[0](row), 0.4),
+                                            randomness="different")(x), nn.Linear(w, w)), (w,)),
+    "embedding, sparse function": lambda w: Animal(Own(lambda m, x: F.embedding(x, m.t, sparse=True), t=(9, w)), (3,), tokens=9),
     "complex": lambda w: Animal(Own(complex_linear, w=(w, w, 2)), (w,)),
     "unused": lambda w: Animal(Own(lambda m, x: m.parts[0](x), nn.Linear(w, w), nn.Linear(w, w)), (w,)),
     "output not used": lambda w: Animal(Own(lambda m, x: m.parts[0](x) + 0 * len(m.parts[1](x)), nn.Linear(w, w),

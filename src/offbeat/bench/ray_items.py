@@ -207,8 +207,8 @@ class SleepingCrew(RayCrew):
         tiles, spans = self.under_way.pop(heard.ticket)
         wave, version = tiles[0].key[0], tiles[0].plans[0][0]
         sums = [Sum(wave, version, span, {"delta": value}) for span, value in zip(spans, heard.value, strict=True)]
-        solved = [Solved(tile.key, [-1] * len(tile.jobs), {}, None) for tile in tiles]
-        return heard._replace(value=TileAnswer(solved, sums, [], "captured", 0))
+        solved = [Solved(tile.key, [-1] * len(tile.jobs), {}, None, tile.rung) for tile in tiles]
+        return heard._replace(value=TileAnswer(solved, sums, [], 0))
 
 
 @connected(2)

@@ -12,13 +12,14 @@ import gc
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from offbeat.engines.stepping import Counts, Rung, Size, rows_of, table_of
 from offbeat.method import Carry
 from offbeat.numerics.draws import compiled
 from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
@@ -86,12 +87,16 @@ def nothing_freed() -> Iterator[None]:
 
 
 class GraphAdvance:
-    """An `Advance` that replays graphs. One per run: graphs hold on to the problem's tensors."""
+    """Steps that replay graphs. One per run: graphs hold on to the problem's tensors. Unless it `counts` waves, how one
+    is padded does not depend on those before it."""
 
-    def __init__(self) -> None:
-        self.graphs: OrderedDict[tuple[int, int], Graphs] = OrderedDict()  # by clients and samples per step
-        self.seen: Counter[tuple[int, int]] = Counter()
-        self.taken: Counter[tuple[int, int]] = Counter()  # steps
+    rung: Rung = "captured"
+
+    def __init__(self, counts: bool = True) -> None:
+        self.counts = counts
+        self.graphs: OrderedDict[Size, Graphs] = OrderedDict()
+        self.seen: Counter[Size] = Counter()
+        self.taken: Counter[Size] = Counter()  # steps
         self.pool: Any = None
         self.worth = WORTH
         self.compiled: set[int] = set()  # samples per step
@@ -102,7 +107,7 @@ class GraphAdvance:
         clients = len(work.client)
         rates = {name: table[:, begin : begin + count] for name, table in work.tables.items()}
         work = work._replace(tables={name: t.new_zeros(clients, UNROLL[0]) for name, t in rates.items()})
-        self.seen[clients, width] += 1
+        self.seen[clients, width] += self.counts
         size = (clients if self.seen[clients, width] >= OFTEN else padded(clients), width)
         if size not in self.graphs:
             if width not in self.compiled:
@@ -134,6 +139,21 @@ class GraphAdvance:
             lambda place, t: part(place, t).clone(), (at.carry, at.tally), (carry, tally)
         )
         return found
+
+    def fitting(self, ready: int, urgent: int) -> int:
+        return fitting(ready, urgent)
+
+    def around(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save(self) -> Counts:
+        return {"seen": rows_of(self.seen), "taken": rows_of(self.taken)}
+
+    def restore(self, counts: Counts) -> None:
+        self.seen, self.taken = table_of(counts["seen"]), table_of(counts["taken"])
+
+    def follow(self, threads: int) -> None:
+        """Graphs are padded by the wave alone."""
 
     def release(self) -> None:
         """Let go of all graphs and their memory; sizes are captured anew when they come again."""

@@ -22,7 +22,8 @@ from offbeat.engines.crew import CrewMaker, in_process
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
 from offbeat.engines.shown import Shown
-from offbeat.engines.solver import LocalSolver, Solver
+from offbeat.engines.solver import LocalSolver, Solver, captured_steps
+from offbeat.engines.stepping import PlainSteps
 from offbeat.engines.tile_solver import TileSolver
 from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
@@ -93,11 +94,12 @@ class Engine(Shown):
         self, method: Method, task: Task, seed: int, device: torch.device, precision: Precision = "float32",
         mode: Mode = "wave", memory_gib: float | None = None, capture: bool = True, client_memory: Choice = "auto",
         blocks: Blocks | None = None, threads: int | None = None, crew: CrewMaker = in_process,
-        tiling: Mapping[str, int] | None = None, watch: Watch | None = None,
+        tiling: Mapping[str, int] | None = None, watch: Watch | None = None, facts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes."""
+        """Waves are whole, or, from wave number `tiling["since"]` on, cut into tiles that a crew computes. It rounds as
+        the run did that left these `facts`."""
         self.method, self.device, self.precision, self.blocks = method, device, precision, blocks
-        self.settings = Settings(precision, device, threads or cores())
+        self.settings = Settings(precision, device, facts["threads"] if facts else threads or cores())
         self.jobs_computed = 0
         self.results: dict[JobName, Result] = {}
         self.awaited: dict[JobName, Begun] = {}  # asked for, and not answered yet
@@ -118,9 +120,10 @@ class Engine(Shown):
             if tiling is not None and not tiling["since"]:
                 self.solver, self.tiling = TileSolver(problem, self.spec, crew, tiling), None
             else:
-                self.solver = LocalSolver(
-                    problem, blocks, mode, self.threads, self.settings.side_by_side, memory_gib, capture, client_memory
-                )
+                steps = captured_steps(problem, self.threads, self.settings.side_by_side) if capture else PlainSteps()
+                self.solver = LocalSolver(problem, blocks, mode, steps, memory_gib, client_memory)
+            if facts is not None:
+                self.follow(facts)
             prime([self.server], self.solver)
             self.looks = Looks(task, watch or Watch(), model, samples)
 
@@ -223,7 +226,7 @@ class Engine(Shown):
             sums = partial(self.solver.sums, self.version, results) if self.solver.adds and rule.apply else None
             names = rule.local.numbers if sums else (*rule.local.sends, *rule.local.numbers)
             staleness = self.server.commit(jobs, self.solver.vectors(results, names), sums)
-        self.solver.release([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
+        self.solver.committed([self.results.pop(job) for job in dict.fromkeys(step.commit.jobs)])
         self.server.forget(horizon.needs)
         return Done(self.version, step, staleness)
 
@@ -274,6 +277,7 @@ class Engine(Shown):
             "mode": self.solver.mode,
             "rung": self.solver.rung,
             "notes": self.solver.notes,
+            "answers_refused": self.refused,
             **self.solver.report(),
         }
 
@@ -297,6 +301,7 @@ class Engine(Shown):
             "version": self.version,
             "threads": self.threads,
             "jobs_computed": self.jobs_computed,
+            "answers_refused": self.refused,
             "results": [[*r.job, r.bad, r.client] for r in waiting],
             "places": self.solver.places(waiting),
         }
@@ -310,7 +315,7 @@ class Engine(Shown):
         self.follow(facts)
         self.server.restore(tensors, facts["version"])
         self.solver.restore(tensors, facts)
-        self.jobs_computed, self.results = facts["jobs_computed"], {}
+        self.jobs_computed, self.refused, self.results = facts["jobs_computed"], facts.get("answers_refused", 0), {}
         names = (*self.method.what.local.sends, *self.method.what.local.numbers)
         for *begun, bad, client in facts["results"]:
             job = Begun(*begun)

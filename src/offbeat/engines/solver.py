@@ -3,7 +3,8 @@
 The local solver computes a wave of them on one device, and knows three ways, a ladder: steps that are captured (CUDA
 graphs, traced operations), the plain wave, one client after the other. A way that fails is left for the next one, once
 and for good, with a message. Where the memory runs out, waves are halved. Both are put into the record of the run, with
-the number of the wave, because rounding rests on them; a resumed run and a replay follow it.
+the number of the wave, because rounding rests on them; a resumed run and a replay follow it. The opening of a run,
+which asks for every client's gradient, goes down the same ladder, before the first wave.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import gc
 import re
 import warnings
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +24,9 @@ from torch._C import _functorch as functorch
 from torch.utils import _pytree as pytree
 
 from offbeat.config.choices import Choice, Mode
-from offbeat.engines.captured import GraphAdvance, fitting
+from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.memory import Memory
+from offbeat.engines.stepping import LADDER, PlainSteps, Rung, Stepping
 from offbeat.engines.tiles import TiledAdvance
 from offbeat.engines.updates import Answer, Plan, Result, gathered
 from offbeat.errors import OffbeatError
@@ -35,8 +38,9 @@ from offbeat.numerics.unseen import alone
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import TRIAL, Begun
 
-Rung = Literal["captured", "plain", "one by one"]
-LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
+T = TypeVar("T")
+PLAIN = PlainSteps()
+OPENING = -1  # in a record, in the place of a wave: the first clients of the opening; -2 are the next, and so on
 FAILED = {
     "plain": "steps of this model cannot be captured, so they run plainly",
     "one by one": "this model cannot be batched over clients, so jobs run one after another",
@@ -91,8 +95,11 @@ class Solver(Protocol):
     def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
         """The weighted sums for the commit that replaces this version."""
 
+    def committed(self, results: Sequence[Result]) -> None:
+        """A commit took these: nobody will ask for them any more."""
+
     def release(self, results: Sequence[Result]) -> None:
-        """Nobody will ask for these any more."""
+        """No commit takes these: nobody will ask for them any more."""
 
     def fitting(self, ready: int, urgent: int) -> int:
         """How many of the ready jobs to ask for at once, the first `urgent` of which are needed now."""
@@ -116,41 +123,57 @@ class Solver(Protocol):
     def close(self) -> None: ...
 
 
+def captured_steps(problem: Problem, threads: int, side_by_side: int, counts: bool = True) -> Stepping:
+    """The quickest way to take steps on the device that the problem is on."""
+    if problem.samples.x.device.type == "cuda":
+        return GraphAdvance(counts)
+    return TiledAdvance(problem, threads, side_by_side, counts)
+
+
+def first_rung(problem: Problem, mode: Mode, best: Rung) -> tuple[Rung, str]:
+    """The rung that a run begins on, and a sentence where the model asks for the last one."""
+    if mode == "twin":
+        return "one by one", ""
+    samples = problem.samples
+    rows = samples.first_rows(min(samples.per_step(0), FEW))
+    reason = alone(problem.model, samples.x[rows], samples.y[rows])
+    return (best, "") if reason is None else ("one by one", f"{FAILED['one by one']}: {reason}")
+
+
 class LocalSolver:
     """Waves on one device. Whoever asks has the answer at once."""
 
     adds = False  # rows are here already
 
     def __init__(
-        self, problem: Problem, blocks: Blocks | None, mode: Mode, threads: int, side_by_side: int,
-        memory_gib: float | None = None, capture: bool = True, choice: Choice = "auto", memory: Any = None,
+        self, problem: Problem, blocks: Blocks | None, mode: Mode, advance: Stepping,
+        memory_gib: float | None = None, choice: Choice = "auto", memory: Any = None,
     ) -> None:  # fmt: skip
-        self.problem, self.blocks = problem, blocks
+        self.problem, self.blocks, self.advance = problem, blocks, advance
         self.device = problem.samples.x.device
         self.limit = self.wave_limit(memory_gib)
         self.waves = 0
         self.notes: list[str] = []
-        self.record: list[tuple[int, str, Any]] = []  # wave, what changed before it, to what
-        self.rung: Rung = "one by one" if mode == "twin" else "captured" if capture else "plain"
-        self.advance: Any = numerics.advance
-        if capture:
-            cuda = self.device.type == "cuda"
-            self.advance = GraphAdvance() if cuda else TiledAdvance(problem, threads, side_by_side)
+        self.record: list[tuple[int, str, Any]] = []  # wave, what changed in it, to what
+        self.current = OPENING  # the wave in hand
+        self.rung, reason = first_rung(problem, mode, advance.rung)
         self.answers: deque[Answer] = deque()
         self.choice, self.trials, self.memory = choice, 1, memory
         if memory is None:
             self.remember(1)
-        samples = problem.samples
-        self.last = torch.full((samples.clients if problem.local.remembers else 0,), -1)  # job whose memory it has
-        rows = samples.first_rows(min(samples.per_step(0), FEW))
-        reason = None if mode == "twin" else alone(problem.model, samples.x[rows], samples.y[rows])
-        if reason is not None:
-            self.rung = "one by one"
-            self.note(f"{FAILED[self.rung]}: {reason}")
+        clients = problem.samples.clients if problem.local.remembers else 0
+        self.last = torch.full((clients,), -1)  # job whose memory it has
+        if reason:
+            self.note(reason)
 
     @property
     def mode(self) -> Mode:
         return "twin" if self.rung == "one by one" else "wave"
+
+    @property
+    def steps(self) -> Stepping:
+        """How steps are taken on this rung of the ladder."""
+        return self.advance if self.rung == self.advance.rung else PLAIN
 
     def wave_limit(self, memory_gib: float | None) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
@@ -161,8 +184,7 @@ class LocalSolver:
         return max(1, int(budget / numerics.bytes_per_job(self.problem) / largest))
 
     def fitting(self, ready: int, urgent: int) -> int:
-        captured = isinstance(self.advance, GraphAdvance) and self.rung == "captured" and not self.blocks
-        return fitting(ready, urgent) if captured else ready
+        return ready if self.blocks else self.steps.fitting(ready, urgent)
 
     # ---- solving --------------------------------------------------------------------------------
     def submit(self, versions: Mapping[int, State], jobs: Sequence[Begun], plans: Sequence[Plan] = ()) -> None:
@@ -178,6 +200,9 @@ class LocalSolver:
 
     def sums(self, version: int, results: Sequence[Result], weights: Mapping[str, Tensor]) -> Update:
         return {name: each @ gathered(results, name) for name, each in weights.items()}
+
+    def committed(self, results: Sequence[Result]) -> None:
+        """They go with whoever held them."""
 
     def release(self, results: Sequence[Result]) -> None:
         """They go with whoever held them."""
@@ -195,9 +220,7 @@ class LocalSolver:
         """Nobody is far."""
 
     def solve(self, versions: Mapping[int, State], jobs: Sequence[Begun]) -> Outcome:
-        for wave, what, value in self.record:
-            if wave == self.waves:
-                setattr(self, what, value)
+        self.take_up(self.waves)
         with self.watched():
             parts = self.parts(versions, list(jobs))
         self.waves += 1
@@ -205,6 +228,13 @@ class LocalSolver:
             *pytree.tree_map(lambda *tensors: torch.cat(tensors), *map(tuple, parts))
         )  # fmt: skip
         return outcome
+
+    def take_up(self, wave: int) -> None:
+        """Begin with a wave: change what the record says was changed in it."""
+        self.current = wave
+        for at, what, value in self.record:
+            if at == wave:
+                setattr(self, what, value)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -231,7 +261,7 @@ class LocalSolver:
         outcomes: list[Outcome] = []
         while jobs:
             now = jobs[: self.limit]
-            outcome = self.tried(versions, now)
+            outcome = self.within_memory(partial(self.computed, versions, now))
             if outcome is None:  # by now the failure has let go of what it held
                 self.halve(len(now))
                 continue
@@ -239,10 +269,14 @@ class LocalSolver:
             jobs = jobs[len(now) :]
         return outcomes
 
-    def tried(self, versions: Mapping[int, State], jobs: list[Begun]) -> Outcome | None:
-        """Solved, or None: the memory ran out."""
+    def computed(self, versions: Mapping[int, State], jobs: list[Begun]) -> Outcome:
+        starts = self.starts(versions, jobs)
+        return self.climbed(lambda: self.way(starts, jobs))
+
+    def within_memory(self, compute: Callable[[], T]) -> T | None:
+        """What it computes, or None: the memory ran out."""
         try:
-            return self.climbed(self.starts(versions, jobs), jobs)
+            return compute()
         except torch.OutOfMemoryError:
             return None
 
@@ -251,19 +285,18 @@ class LocalSolver:
             raise OffbeatError(
                 f"one job alone does not fit into the memory of {self.device}; use a smaller batch or model"
             )
-        if isinstance(self.advance, GraphAdvance):
-            self.advance.release()
+        self.advance.release()
         gc.collect()  # graphs of earlier runs, too, hold memory until Python lets go of them
         torch.cuda.empty_cache()
         self.change("limit", jobs // 2)
         self.note(f"out of memory on {self.device} with {jobs} jobs: waves are cut to {jobs // 2} from now on")
 
-    def climbed(self, starts: State, jobs: list[Begun]) -> Outcome:
-        """Solved by the first way down the ladder that can."""
+    def climbed(self, compute: Callable[[], T]) -> T:
+        """What it computes, which goes by `rung`, on the first rung down the ladder where it can."""
         reason = ""
         while True:
             try:
-                outcome = self.way(starts, jobs)
+                value = compute()
             except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
                 if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:
                     raise
@@ -272,22 +305,32 @@ class LocalSolver:
                 continue
             if reason:
                 self.note(f"{FAILED[self.rung]}: {reason}")
-            return outcome
+            return value
 
     def way(self, starts: State, jobs: list[Begun]) -> Outcome:
-        blocks, advance = self.blocks, self.advance if self.rung == "captured" else numerics.advance
+        blocks, steps = self.blocks, self.steps
         if self.rung == "one by one":
             if blocks is None:
                 return numerics.twin(self.problem, starts, jobs)
             return block_twin(self.problem, blocks, starts, jobs)
         if blocks is not None:
-            return block_wave(self.problem, blocks, starts, jobs, advance)
-        tiled = isinstance(advance, TiledAdvance) and not self.problem.local.full_gradient
-        with self.advance.sparing() if tiled else nullcontext():
-            return numerics.wave(self.problem, starts, jobs, advance)
+            return block_wave(self.problem, blocks, starts, jobs, steps)
+        with nullcontext() if self.problem.local.full_gradient else steps.around():
+            return numerics.wave(self.problem, starts, jobs, steps)
+
+    def full_gradients(self, problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
+        """Of clients of a problem with this model, each over its whole shard, at `flat [n, d]`."""
+
+        def compute() -> Tensor:
+            if self.rung != "one by one":
+                return numerics.full_gradients(problem, flat, clients)
+            each = zip(flat, clients[:, None], strict=True)
+            return torch.stack([numerics.full_gradient(problem, one, client) for one, client in each])
+
+        return self.climbed(compute)
 
     def change(self, what: str, value: Any) -> None:
-        self.record.append((self.waves, what, value))
+        self.record.append((self.current, what, value))
         setattr(self, what, value)
 
     def note(self, text: str) -> None:
@@ -343,30 +386,36 @@ class LocalSolver:
     def opening(self, model: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every client's gradient over its shard, some clients at a time; what they remember starts there."""
         many = self.problem.samples.clients
-        for clients in torch.split(torch.arange(many, device=self.device), self.limit):
-            gradients = numerics.opening_gradients(self.problem, model.expand(len(clients), -1), clients)
+        left, group = torch.arange(many, device=self.device), OPENING
+        while len(left):
+            self.take_up(group)
+            clients = left[: self.limit]
+            at = model.expand(len(clients), -1)
+            gradients = self.within_memory(partial(self.full_gradients, self.problem, at, clients))
+            if gradients is None:
+                self.halve(len(clients))
+                continue
             for trial in range(self.trials if self.memory is not None else 0):
                 self.memory.write(trial * many + clients, dict.fromkeys(self.problem.local.remembers, gradients))
             yield clients, gradients
+            left, group = left[len(clients) :], group - 1
 
     # ---- checkpoints ----------------------------------------------------------------------------
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {} if self.memory is None else self.memory.save() | {"last": self.last}
-        counts = {name: getattr(self.advance, name, {}) for name in ("seen", "taken")}
         return tensors, {
             "waves": self.waves,
             "limit": self.limit,
             "rung": self.rung,
             "notes": self.notes,
             "record": self.record,
-            "sizes": {name: [[*size, times] for size, times in table.items()] for name, table in counts.items()},
+            "sizes": self.advance.save(),
         }
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.follow(facts["record"], facts["threads"])
         self.waves, self.limit, self.rung, self.notes = (facts[name] for name in ("waves", "limit", "rung", "notes"))
-        for name, rows in facts["sizes"].items():
-            getattr(self.advance, name, Counter()).update({(clients, width): n for clients, width, n in rows})
+        self.advance.restore(facts["sizes"])
         if self.memory is not None:
             self.memory.restore(tensors)
             self.last = tensors["last"]
@@ -374,5 +423,4 @@ class LocalSolver:
     def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None:
         """Change what a run changed that left this record, before the same waves; cut tiles for so many threads."""
         self.record = [(wave, what, value) for wave, what, value in record]
-        if isinstance(self.advance, TiledAdvance):
-            self.advance.threads = threads
+        self.advance.follow(threads)

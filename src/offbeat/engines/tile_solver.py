@@ -9,6 +9,10 @@ Workers keep the updates they made; what travels are versions (once to each work
 needs them. A worker that is lost takes updates and memories with it. What is still needed is computed again elsewhere,
 from the versions that it was computed from. Homes begin with the last copy of their memory that the driver has (made at
 every checkpoint, and after some waves), and all of their tiles since then are computed again, in order.
+
+Every tile says on which rung of the ladder its worker begins. One that fails there goes down alone, which is put into
+the record of the run as (wave, "tile", [number, rung]). Later waves follow it when a commit has taken one of its
+updates: by then it has answered, whoever computed it, so when answers come changes no rung.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from torch import Tensor
 from offbeat.config.choices import Mode
 from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
-from offbeat.engines.tile_worker import Key, Solved, Spec, Sum, Tile, TileAnswer, array, tensor
+from offbeat.engines.solver import OPENING, first_rung
+from offbeat.engines.stepping import Rung, lower
+from offbeat.engines.tile_worker import Key, Opened, Solved, Spec, Sum, Tile, TileAnswer, array, tensor
 from offbeat.engines.tiling import Arrays, Span, index_of, joined, pieces, plans_of, plus, share, tile_size, tiles_in
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import OffbeatError
@@ -68,8 +74,11 @@ class TileSolver:
         self.tiling = {"parts": PARTS, **self.crew.sizes, **tiling}
         self.waves = 0
         self.notes: list[str] = []
-        self.record: list[Any] = []
-        self.rung = "one by one" if spec.mode == "twin" else "captured"
+        self.record: list[tuple[int, str, Any]] = []  # wave, what changed, to what
+        self.rungs: dict[Key, Rung] = {}  # of tiles that went down alone
+        self.rung, reason = first_rung(problem, spec.mode, "captured")
+        if reason:
+            self.note(reason)
         self.bytes = {"rows": 0, "sums": 0, "memory": 0, "held": 0}
         self.parts: dict[Key, Part] = {}
         self.queue: deque[Part] = deque()  # tiles that any worker may take
@@ -131,9 +140,10 @@ class TileSolver:
             for job in own:
                 if job.version not in self.handles:
                     self.handles[job.version] = self.crew.share(versions[job.version])
-            tile = Tile((self.waves, number), own, plans_of(own, known))
+            key = (self.waves, number)
+            tile = Tile(key, own, plans_of(own, known), self.rungs.get(key, self.rung))
             part = Part(tile, home, {job.version: self.handles[job.version] for job in own}, set(range(len(own))))
-            self.parts[tile.key] = part
+            self.parts[key] = part
             mine.append(part)
         self.waves += 1
         if self.remembers:
@@ -208,12 +218,10 @@ class TileSolver:
             raise OffbeatError("no worker is left that could answer; `offbeat resume` goes on from the checkpoint")
 
     def solved(self, worker: int, reply: TileAnswer) -> None:
-        self.rung, self.pulled[worker] = reply.rung, reply.received
+        self.pulled[worker] = reply.received
         self.deaths = 0
         for text in reply.notes:
-            if text not in self.notes:
-                self.notes.append(text)
-                warnings.warn(text, stacklevel=2)
+            self.note(text)
         for each in reply.sums:
             self.keep(each)
         for solved in reply.tiles:
@@ -221,11 +229,25 @@ class TileSolver:
                 continue
             self.count("rows", [solved.rows or {}])
             part.done, part.solved = True, solved
+            if solved.rung != part.tile.rung:
+                self.step_down(solved.key, solved.rung)
+                part.tile = part.tile._replace(rung=solved.rung)
             if not part.answered:
                 part.answered = True
                 self.answers.append(Answer(part.tile.jobs, part, solved.bad))
             elif not part.needed:
                 self.let_go(part)
+
+    def step_down(self, key: Key, rung: Rung) -> None:
+        """A tile was computed on a lower rung than it began on."""
+        wave, number = key
+        self.rungs[key] = rung
+        self.record.append((wave, "tile", [number, rung]))
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=2)
 
     def keep(self, each: Sum) -> None:
         """Add a sum to its neighbour's, unless it is there already: a tile that was lost may come again."""
@@ -300,6 +322,11 @@ class TileSolver:
     def count(self, what: str, values: Iterable[Arrays]) -> None:
         self.bytes[what] += sum(a.nbytes for value in values for a in value.values())
 
+    def committed(self, results: Sequence[Result]) -> None:
+        for result in results:
+            self.rung = lower(self.rung, result.updates.tile.rung)
+        self.release(results)
+
     def release(self, results: Sequence[Result]) -> None:
         for result in results:
             part: Part = result.updates
@@ -327,7 +354,7 @@ class TileSolver:
         results = [rows[job[:2]] for job in jobs]
         local = self.problem.local
         updates = self.vectors(results, (*local.sends, *local.numbers))
-        self.release(results)
+        self.committed(results)
         return Outcome(updates, torch.zeros(len(jobs)), torch.tensor([result.bad for result in results]))
 
     # ---- workers come and go --------------------------------------------------------------------
@@ -434,6 +461,14 @@ class TileSolver:
         chunks = [(home, list(own)) for home, all_ in enumerate(groups) for own in pieces(all_, self.tiling["most"])]
         means: dict[int, np.ndarray] = {}
         tickets: dict[int, int] = {}
+
+        def take(place: int, rung: Rung, opened: Opened) -> None:
+            means[place] = opened.gradients
+            for text in opened.notes:
+                self.note(text)
+            if opened.rung != rung:
+                self.step_down((OPENING, place), opened.rung)
+
         for turn, (_, clients) in enumerate(chunks):
             while turn not in means:
                 workers = self.crew.workers()
@@ -441,14 +476,16 @@ class TileSolver:
                     if place not in means and tickets.get(place) not in self.tickets:
                         home, own = chunks[place]
                         worker = self.where[home] if self.remembers else workers[place % len(workers)]
-                        then = partial(means.__setitem__, place)
-                        tickets[place] = self.send(worker, "opening", then, handle, own)
+                        rung = self.rungs.get((OPENING, place), self.rung)
+                        then = partial(take, place, rung)
+                        tickets[place] = self.send(worker, "opening", then, handle, own, rung)
                 self.hear_more()
             gradients = tensor(means.pop(turn))
             self.bytes["rows"] += gradients.nbytes
             if self.memory is not None:
                 self.memory.write(torch.tensor(clients), dict.fromkeys(self.remembers, gradients))
             yield torch.tensor(clients, device=self.device), gradients.to(self.device)
+        self.rung = reduce(lower, (rung for (wave, _), rung in self.rungs.items() if wave == OPENING), self.rung)
 
     # ---- checkpoints ----------------------------------------------------------------------------
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -458,11 +495,9 @@ class TileSolver:
         return tensors, facts | {"record": self.record, "sizes": {}, "tiling": dict(self.tiling)}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self.record = [tuple(change) for change in facts["record"]]
-        self.waves, self.notes = facts["waves"], list(facts["notes"])
+        self.follow(facts["record"], facts["threads"])
+        self.waves, self.rung, self.notes = facts["waves"], facts["rung"], list(facts["notes"])
         self.copied = self.waves
-        if facts["rung"] == "one by one":
-            self.rung = facts["rung"]
         if self.memory is not None:
             self.memory.restore(tensors)
             self.last = tensors["last"]
@@ -486,7 +521,8 @@ class TileSolver:
             }
             jobs = [result.job for result in ordered]
             home = jobs[0].client % len(self.clients) if self.remembers else None
-            part = Part(Tile(key, jobs, []), home, {}, set(range(len(jobs))), answered=True, given=given)
+            rung = self.rungs.get(key, self.rung)
+            part = Part(Tile(key, jobs, [], rung), home, {}, set(range(len(jobs))), answered=True, given=given)
             self.parts[key] = part
             self.hold(part)
             for row, result in enumerate(ordered):
@@ -501,7 +537,9 @@ class TileSolver:
         self.send(part.worker, "hold", lambda _: None, part.tile.key, part.given)
 
     def follow(self, record: Sequence[Sequence[Any]], threads: int) -> None:
-        """Tiles are rounded as they are, whatever was before them."""
+        """Compute tiles on the rungs where the run computed them that left this record."""
+        self.record = [(wave, what, value) for wave, what, value in record]
+        self.rungs = {(wave, value[0]): value[1] for wave, what, value in self.record if what == "tile"}
 
     def report(self) -> dict[str, Any]:
         return {

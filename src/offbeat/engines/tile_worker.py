@@ -1,22 +1,24 @@
 """One of those who compute tiles: a wave solver that keeps the updates it made, and what its clients remember.
 
 Nothing that it computes may depend on what it computed before, or on how many others there are: on a processor a tile
-is computed on one thread, how steps are cut inside follows from the tile alone, and a tile that does not fit into the
-memory is an error and no reason to halve it. So any number of workers of one kind gives the same bits.
+is computed on one thread, how steps are cut inside follows from the tile alone, a tile says on which rung of the ladder
+to begin, and one that does not fit into the memory is an error and no reason to halve it. So any number of workers of
+one kind gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.config.choices import Choice, Mode, Precision
-from offbeat.engines.solver import LocalSolver
+from offbeat.engines.solver import LocalSolver, captured_steps
+from offbeat.engines.stepping import Rung
 from offbeat.engines.tiles import CACHED, MOST
 from offbeat.engines.tiling import Arrays, Span, joined
 from offbeat.errors import OffbeatError
@@ -50,6 +52,7 @@ class Tile(NamedTuple):
     key: Key
     jobs: list[Begun]
     plans: list[tuple[int, list[int], Arrays]]
+    rung: Rung  # of the ladder, on which its worker begins
 
 
 class Solved(NamedTuple):
@@ -59,6 +62,7 @@ class Solved(NamedTuple):
     bad: list[int]
     numbers: Arrays
     rows: Arrays | None
+    rung: Rung  # on which it was computed
 
 
 class Sum(NamedTuple):
@@ -76,8 +80,15 @@ class TileAnswer(NamedTuple):
     tiles: list[Solved]
     sums: list[Sum]
     notes: list[str]
-    rung: str
     received: int  # bytes of versions, so far
+
+
+class Opened(NamedTuple):
+    """The gradients of some clients over their shards."""
+
+    gradients: np.ndarray
+    notes: list[str]
+    rung: Rung  # on which they were computed
 
 
 class TileWorker:
@@ -89,10 +100,9 @@ class TileWorker:
         self.threads = 1 if self.device.type == "cpu" else None
         self.memory = Shard(problem, self.device if spec.choice in ("auto", "device") else torch.device("cpu"))
         self.solver = WholeTiles(
-            problem, spec.blocks, spec.mode, 1, 1, spec.memory_gib, True, spec.choice,
+            problem, spec.blocks, spec.mode, captured_steps(problem, 1, 1, counts=False), spec.memory_gib, spec.choice,
             self.memory if problem.local.remembers else None,
         )  # fmt: skip
-        self.solver.advance.seen = Unseen()
         self.versions: dict[int, State] = {}
         self.updates: dict[Key, Update] = {}
         self.received = 0  # bytes of versions
@@ -129,16 +139,17 @@ class TileWorker:
         with threads(self.threads), torch.no_grad():
             solved = [self.solve_one(tile) for tile in tiles]
             sums = self.planned(tiles)
-        return TileAnswer(solved, sums, self.solver.notes, self.solver.rung, self.received)
+        return TileAnswer(solved, sums, self.solver.notes, self.received)
 
     def solve_one(self, tile: Tile) -> Solved:
         local, blocks = self.spec.problem.local, self.spec.blocks
+        self.solver.rung = tile.rung
         outcome = self.solver.solve(self.versions, tile.jobs)
         updates = outcome.updates if blocks is None else blocks.reported(outcome.updates, tile.jobs)
         self.updates[tile.key] = {name: updates[name] for name in (*local.sends, *local.numbers)}
         rows = {name: array(updates[name]) for name in local.sends} if self.spec.rows else None
         numbers = {name: array(updates[name]) for name in local.numbers}
-        return Solved(tile.key, outcome.bad.tolist(), numbers, rows)
+        return Solved(tile.key, outcome.bad.tolist(), numbers, rows, self.solver.rung)
 
     def planned(self, tiles: Sequence[Tile]) -> list[Sum]:
         """The sums of these tiles for commits that are known, those of neighbours added up."""
@@ -182,31 +193,34 @@ class TileWorker:
     def remember(self, clients: Sequence[int], rows: Arrays) -> None:
         self.memory.write(torch.tensor(clients), {name: tensor(value) for name, value in rows.items()})
 
-    def opening(self, model: Any, clients: Sequence[int]) -> np.ndarray:
+    def opening(self, model: Any, clients: Sequence[int], rung: Rung) -> Opened:
         """The gradients of these clients over their shards; what they remember starts there."""
+        problem, solver = self.spec.problem, self.solver
         flat = tensor(self.fetch(model)["model"]).to(self.device)
         who = torch.tensor(clients, device=self.device)
+        solver.rung = rung
         with threads(self.threads), torch.no_grad():
-            gradients = numerics.opening_gradients(self.spec.problem, flat.expand(len(who), -1), who)
-        self.memory.write(who.cpu(), dict.fromkeys(self.spec.problem.local.remembers, gradients))
-        return array(gradients)
+            at = flat.expand(len(who), -1)
+            gradients = solver.within_memory(partial(solver.full_gradients, problem, at, who))
+        if gradients is None:
+            solver.halve(len(who))
+        self.memory.write(who.cpu(), dict.fromkeys(problem.local.remembers, gradients))
+        return Opened(array(gradients), solver.notes, solver.rung)
 
 
 class WholeTiles(LocalSolver):
-    """A solver that never cuts a tile because the memory ran out."""
+    """A solver that never cuts a tile because the memory ran out. It is told the rung of each tile, and the driver says
+    what it notes."""
 
-    def halve(self, jobs: int) -> None:
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def halve(self, jobs: int) -> NoReturn:
         raise OffbeatError(
             f"a tile of {jobs} jobs does not fit into the memory of {self.device}; begin the run with a lower "
             "memory_gib, which makes smaller tiles"
         )
-
-
-class Unseen(Counter[Any]):
-    """Counts nothing: how steps are cut and padded must not depend on what a worker computed before."""
-
-    def __setitem__(self, key: Any, value: int) -> None:
-        pass
 
 
 class Shard:

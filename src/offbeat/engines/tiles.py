@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
+from offbeat.engines.stepping import Counts, Rung, Size, rows_of, table_of
 from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.samples import taken
@@ -59,9 +60,12 @@ class Steps(NamedTuple):
 
 
 class TiledAdvance:
-    """An `Advance` for CPUs. One per run."""
+    """Steps on CPUs. One per run. Unless it `counts` waves, how one is cut does not depend on those before it."""
 
-    def __init__(self, problem: Problem, threads: int, side_by_side: int) -> None:
+    rung: Rung = "captured"
+
+    def __init__(self, problem: Problem, threads: int, side_by_side: int, counts: bool = True) -> None:
+        self.counts = counts
         work, models = numerics.bytes_per_job(problem), problem.model.dimension * problem.model.dtype.itemsize
         self.threads = threads  # what the rule goes by
         self.side_by_side = min(threads, side_by_side)  # tiles at once
@@ -69,14 +73,29 @@ class TiledAdvance:
         self.least = max(1, ALONE // work)
         self.light, self.large = work < LIGHT, models >= LARGE
         self.worth = min(WORTH, max(1, WORTH * LIGHT // work))  # before, tiles of several run one after the other
-        self.seen: Counter[tuple[int, int]] = Counter()  # waves, by clients and samples per step
-        self.taken: Counter[tuple[int, int]] = Counter()  # plain steps of tiles, likewise
-        self.steps: dict[tuple[int, int], Steps] = {}
+        self.seen: Counter[Size] = Counter()  # waves
+        self.taken: Counter[Size] = Counter()  # plain steps of tiles
+        self.steps: dict[Size, Steps] = {}
         self.inside: int | None = None  # threads in the operations of a tile that is alone
 
+    def fitting(self, ready: int, urgent: int) -> int:
+        return ready
+
+    def release(self) -> None:
+        """What is kept of a size is small."""
+
+    def save(self) -> Counts:
+        return {"seen": rows_of(self.seen), "taken": rows_of(self.taken)}
+
+    def restore(self, counts: Counts) -> None:
+        self.seen, self.taken = table_of(counts["seen"]), table_of(counts["taken"])
+
+    def follow(self, threads: int) -> None:
+        self.threads = threads
+
     @contextmanager
-    def sparing(self) -> Iterator[None]:
-        """Around a wave: what it does beside its tiles is small, and one thread does it. Others that helped would wait
+    def around(self) -> Iterator[None]:
+        """What it does beside its tiles is small, and one thread does it. Others that helped would wait
         for more and take the cores from the tiles. It changes no bit: nothing is added up there."""
         self.inside = torch.get_num_threads()
         try:
@@ -88,7 +107,7 @@ class TiledAdvance:
     def __call__(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]:
-        self.seen[len(work.client), width] += 1
+        self.seen[len(work.client), width] += self.counts
         sizes = self.tiles(len(work.client), width)
         whole = (carry, work, tally)
         parts = [whole] if len(sizes) == 1 else list(zip(*(split(t, sizes) for t in whole), strict=True))

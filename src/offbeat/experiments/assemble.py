@@ -109,17 +109,17 @@ class Built:
             durations = BlockDurations(durations, fleet, policy, seed, self.vector_bytes)
         return VirtualClock(policy, durations, generator(seed, "policy"))
 
-    def engine(self, record: Mapping[str, Any] | None = None, again: bool = False) -> Engine:
-        """The engine of a new run, of one that goes on from this record, or of one that is made `again` by it."""
+    def engine(self, facts: dict[str, Any] | None = None, again: bool = False) -> Engine:
+        """The engine of a new run, of one that goes on from these facts, or of one that is made `again` by them."""
         e = self.experiment
         device = pick_device(e.device)
-        tiling: Mapping[str, int] | None = None if record is None else record.get("tiling")
+        tiling: Mapping[str, int] | None = None if facts is None else facts.get("tiling")
         if tiling is None and e.engine != "local" and not again:
-            tiling = {"since": 0 if record is None else record["waves"]}
+            tiling = {"since": 0 if facts is None else facts["waves"]}
         return Engine(
             self.method, self.task, e.seed, device, e.precision, e.mode, e.memory_gib, client_memory=e.client_memory,
             blocks=cluster_views.blocks(self.fleet, self.hybrid, e.seed) if self.hybrid else None, watch=self.watch,
-            crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling,
+            crew=ray_crew(e.workers, e.address) if e.engine == "ray" else in_process, tiling=tiling, facts=facts,
         )  # fmt: skip
 
     @property

@@ -165,7 +165,6 @@ def repeat(
         driver = Replay(rows, policy, built.units, rng, last, built.clock())
         facts = stored.checkpoint().facts
         engine = built.engine(facts, again=True)
-        engine.follow(facts)
         horizon = built.horizon(driver, last=len(last) - 1)
         outcome = go(experiment, built, engine, horizon, built.account(), None, None)
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))

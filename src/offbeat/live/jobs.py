@@ -25,7 +25,7 @@ from offbeat import keys
 from offbeat.config import registry
 from offbeat.engines.engine import pick_device
 from offbeat.engines.settings import Settings, cores
-from offbeat.engines.solver import LocalSolver
+from offbeat.engines.solver import LocalSolver, captured_steps
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.experiments.assemble import build_method, make_fleet
 from offbeat.experiments.experiment import Experiment
@@ -177,7 +177,8 @@ class Worker:
             )
             self.problem = Problem(flat, self.samples(facts, dtype), self.local(), self.experiment.seed)
             mode = self.experiment.mode
-            self.solver = LocalSolver(self.problem, None, mode, self.settings.threads, self.settings.side_by_side)
+            steps = captured_steps(self.problem, self.settings.threads, self.settings.side_by_side)
+            self.solver = LocalSolver(self.problem, None, mode, steps)
         rule = self.method.what
         self.down, self.up, self.priming = (
             layout(rule, flat) for layout in (broadcast_layout, update_layout, prime_layout)
@@ -311,7 +312,7 @@ class Worker:
         with self.settings, torch.no_grad():
             model = self.down.unpack(packet, self.device)["model"]
             client = torch.tensor([self.client], device=self.device)
-            gradient = numerics.opening_gradients(self.problem, model[None], client)[0]
+            gradient = self.solver.full_gradients(self.problem, model[None], client)[0]
             self.memory = dict.fromkeys(self.memory, gradient.cpu().clone())
             self.before = dict(self.memory)
             self.last, self.kept = -1, None

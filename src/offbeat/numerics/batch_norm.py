@@ -86,26 +86,30 @@ class Running(nn.Module):
         if not part.training and self.averaged:
             mean, var = part.running_mean.detach(), part.running_var.detach()
             return functional.batch_norm(x, mean, var, part.weight, part.bias, False, 0.0, part.eps)
-        out = functional.batch_norm(x, None, None, part.weight, part.bias, True, 0.0, part.eps)
-        if not part.training:
-            return out
+        if part.training:
+            x = self.noted(x)
+        return functional.batch_norm(x, None, None, part.weight, part.bias, True, 0.0, part.eps)
+
+    def noted(self, x: Tensor) -> Tensor:
+        """The inputs as they are; on the way back the running statistics hear how far those of the batch are."""
+        part: Any = self
         sides = [side for side in range(x.dim()) if side != 1]
         var, mean = torch.var_mean(x.detach().to(part.running_var.dtype), sides, correction=1)
         before = self.moved or (part.running_mean.detach(), part.running_var.detach())
         gaps = mean - before[0], var - before[1]
         self.moved = before[0] + part.momentum * gaps[0], before[1] + part.momentum * gaps[1]
-        told: Tensor = Told.apply(out, part.running_mean, part.running_var, *gaps)  # type: ignore[no-untyped-call]
-        return told
+        noted: Tensor = Told.apply(x, part.running_mean, part.running_var, *gaps)  # type: ignore[no-untyped-call]
+        return noted
 
 
 class Told(torch.autograd.Function):
-    """The outputs as they are; what comes back to the running statistics is how far those of the batch are."""
+    """A batch as it is; what comes back to the running statistics is how far those of the batch are."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(out: Tensor, running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return out.view_as(out)
+    def forward(x: Tensor, running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return x.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

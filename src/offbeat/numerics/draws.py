@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from offbeat import keys
 from offbeat.errors import ConfigError
+from offbeat.numerics.rewrites import REWRITES
+from offbeat.numerics.transforms import axes_inside, level
 
 SELU_FLOOR = 1.7580993408473766  # SELU's limit at minus infinity, negated: what alpha dropout drops to
 BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}  # of a fraction, without the last
@@ -32,11 +34,14 @@ class Keyed(TorchFunctionMode):
         super().__init__()
         self.key = key
         self.calls = 0
+        self.level = level()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in REWRITES:
+            args, kwargs = REWRITES[func](*args, **kwargs)
         rule = RULES.get(func)
         if rule is not None and kwargs.get("generator") is None and kwargs.get("out") is None:
             given = {name: value for name, value in kwargs.items() if name not in ("generator", "out")}
@@ -61,6 +66,16 @@ class Keyed(TorchFunctionMode):
             raise ConfigError(["the model draws at random, but no key was given for its draws"])
         self.calls += 1
         key: Tensor = keys.fold(self.key, self.calls)
+        for axis in axes_inside(self.level):
+            if axis.randomness == "error":
+                raise ConfigError(
+                    [
+                        "the model draws at random inside a torch.vmap of its own, which does not say how: give it "
+                        "randomness='different', for draws of each row's own, or 'same'"
+                    ]
+                )
+            if axis.randomness == "different":
+                key = keys.fold(key, axis.rows(torch.arange(axis.size, device=key.device)))
         return key
 
     def words(self, like: Tensor) -> Tensor:
@@ -79,6 +94,10 @@ class Keyed(TorchFunctionMode):
         radius = (-2 * self.fractions(like).log()).sqrt()
         numbers: Tensor = radius * (2 * math.pi * self.fractions(like)).cos()
         return numbers
+
+    def write(self, input: Tensor, numbers: Tensor) -> Tensor:
+        written: Tensor = self.other(Tensor.copy_, (input, numbers), {})
+        return written
 
     # ---- PyTorch's functions, with PyTorch's names of arguments -------------------------------------
     def rand(self, *size: Any, **kwargs: Any) -> Tensor:
@@ -122,17 +141,17 @@ class Keyed(TorchFunctionMode):
         return mean + std * self.normals(mean + std)
 
     def bernoulli_(self, input: Tensor, p: Any = 0.5) -> Tensor:
-        return input.copy_(self.fractions(input) < p)
+        return self.write(input, self.fractions(input) < p)
 
     def uniform_(self, input: Tensor, a: float = 0.0, b: float = 1.0, **kwargs: Any) -> Tensor:
         low, high = kwargs.get("from", a), kwargs.get("to", b)
-        return input.copy_(low + (high - low) * self.fractions(input))
+        return self.write(input, low + (high - low) * self.fractions(input))
 
     def normal_(self, input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-        return input.copy_(mean + std * self.normals(input))
+        return self.write(input, mean + std * self.normals(input))
 
     def exponential_(self, input: Tensor, lambd: float = 1.0) -> Tensor:
-        return input.copy_(self.fractions(input).log() / -lambd)
+        return self.write(input, self.fractions(input).log() / -lambd)
 
     def rrelu(self, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
               inplace: bool = False) -> Any:  # fmt: skip
@@ -207,15 +226,15 @@ class Keyed(TorchFunctionMode):
         states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         ways, each = 1 + bidirectional, len(params) // num_layers
         x, ends = input, []
-        for level in range(num_layers):
-            own = tuple(s[level * ways : (level + 1) * ways] for s in states)
-            weights = params[level * each : (level + 1) * each]
+        for layer in range(num_layers):
+            own = tuple(s[layer * ways : (layer + 1) * ways] for s in states)
+            weights = params[layer * each : (layer + 1) * each]
             with self:
                 x, *last = func(
                     x, own if len(own) > 1 else own[0], weights, has_biases, 1, 0.0, train, bidirectional, batch_first
                 )
             ends.append(last)
-            x = self.dropout(x, dropout) if level + 1 < num_layers else x
+            x = self.dropout(x, dropout) if layer + 1 < num_layers else x
         return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
     def attention(

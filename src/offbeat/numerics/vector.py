@@ -33,6 +33,7 @@ from offbeat.numerics.fast.plain_recurrence import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
 from offbeat.numerics.forms import Forms, Tree, arguments, scores_in, unpacked
 from offbeat.numerics.outputs import detached
+from offbeat.numerics.transforms import Widened
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # (outputs, targets) of a batch -> mean loss
 
@@ -199,6 +200,8 @@ class FlatModel:
         self.shapes = [tuple(p.shape) for p in parameters.values()]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.dimension = sum(self.sizes)
+        self.wide: set[int] = set()  # of the tensors that it makes: those with a row for each client
+        self.called = False  # for clients together; then that is known
 
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
@@ -341,10 +344,16 @@ class FlatModel:
 
         def loss(views: dict[str, Tensor], x: Tree, y: Tree, key: Tensor | None) -> Tensor:
             rounding = torch.autocast(device, torch.bfloat16, self.rounded, cache_enabled=False)
-            with ForClients(key, places), rounding:
+            with ForClients(key, places, self.wide), rounding:
                 return self.batch_loss(views, x, y)
 
-        return torch.vmap(loss, in_dims=(0, 0, 0, None if key is None else 0))(views, *self.batch(x, y), key)
+        of_each = torch.vmap(loss, in_dims=(0, 0, 0, None if key is None else 0))
+        while not self.called:
+            with suppress(Widened):
+                losses = of_each(views, *self.batch(x.clone(), y.clone()), key)  # it may change its input
+                self.called = True
+                return losses
+        return of_each(views, *self.batch(x, y), key)
 
     def batch(self, x: Tensor, y: Tensor) -> tuple[Tree, Tree]:
         """Inputs and targets as the model and the loss take them."""

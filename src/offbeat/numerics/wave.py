@@ -238,16 +238,6 @@ def full_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
     return total
 
 
-def opening_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
-    """`full_gradients`, of one client after the other where the model cannot be batched."""
-    try:
-        return full_gradients(problem, flat, clients)
-    except (OffbeatError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # PyTorch's or the model's: a model that fails for one client, too, says why
-        return torch.stack([full_gradient(problem, flat[i], clients[i : i + 1]) for i in range(len(clients))])
-
-
 def pieces(samples: Samples, clients: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
     """Shards cut into pieces of at most a batch: (width, places in `clients`, where each piece begins), those of one
     width and number together."""

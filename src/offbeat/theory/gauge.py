@@ -35,6 +35,7 @@ class Gauge:
     looked: int = 0
     job: int = 0  # of the local steps taken on the way
     advance: wave.Advance = wave.advance  # takes them
+    over_shards: Callable[[wave.Problem, Tensor, Tensor], Tensor] = wave.full_gradients  # or a solver's
     tell: Callable[[float], None] = lambda passes: None  # is told of progress
     batch: int | None = None
     draws: int = 0  # batches drawn so far
@@ -65,7 +66,7 @@ class Gauge:
         if self.batch is not None:
             return self.batch_gradients(at, clients, self.batch)
         self.looked += sum(self.whole.sizes[client] for client in clients.tolist())
-        return wave.opening_gradients(self.problem, at, clients)
+        return self.over_shards(self.problem, at, clients)
 
     def batch_gradients(self, at: Tensor, clients: Tensor, width: int) -> Tensor:
         """Gradients `[n, d]` of one fresh batch of each client."""

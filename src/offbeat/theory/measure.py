@@ -167,7 +167,9 @@ def gauge_of(engine: Engine, seed: int, samples: int | None) -> Gauge:
     solver = engine.solver
     assert isinstance(solver, LocalSolver)
     problem = solver.problem
-    gauge = Gauge(problem.model, problem.samples, 1, seed, samples, advance=solver.advance)
+    gauge = Gauge(
+        problem.model, problem.samples, 1, seed, samples, advance=solver.advance, over_shards=solver.full_gradients
+    )
     budget = bytes_per_job(problem) * solver.limit
     gauge.limit = max(1, min(gauge.clients, int(budget / bytes_per_job(gauge.problem))))
     return gauge

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional
 
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast import attention, dense, entropy, images, norms, recurrent, tokens
 from offbeat.numerics.fast.places import Places
+from offbeat.numerics.transforms import FACTORIES, IN_PLACE, Fresh, Widened, axes_inside, level, writes
 
 
 class FastPath(NamedTuple):
@@ -77,25 +77,26 @@ for row in TABLE:
         PATHS.setdefault(function, []).append(row.path)
 
 
-def level() -> int:
-    """How many transforms of `torch.func` are at work."""
-    inner = peek_interpreter_stack()
-    return 0 if inner is None else inner.level()
-
-
 class ForClients(Keyed):
     """PyTorch's functions for n clients at once."""
 
-    def __init__(self, key: Tensor | None, places: Places | None = None) -> None:
+    def __init__(self, key: Tensor | None, places: Places | None = None, wide: set[int] | None = None) -> None:
         super().__init__(key)
         self.places = places
-        self.level = level()
+        self.fresh = Fresh(set() if wide is None else wide)
 
     def other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for path in (
-            PATHS.get(func, ()) if level() == self.level else ()
-        ):  # paths do not know the model's own transforms
+        outermost = level() == self.level  # paths do not know the model's own transforms
+        for path in PATHS.get(func, ()) if outermost else ():
             result = path(self.places, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*args, **kwargs)
+        if outermost and func in FACTORIES:
+            return self.fresh.note(func(*args, **kwargs), axes_inside(self.level - 1)[0])
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            shared = outermost and writes(func) and any(words in str(error) for words in IN_PLACE)
+            if shared and self.fresh.widen(args[0]):
+                raise Widened(str(error)) from error
+            raise
