@@ -426,3 +426,18 @@ def test_what_follows_a_batch_norm_may_change_its_outputs_in_their_place(rule: A
     under = replace(task(model), batch_norm=rule)
     results = [run(replace(TWO_ROUNDS, task=under, precision="float64", mode=mode)).model for mode in ("wave", "twin")]
     assert all(torch.allclose(results[0][name], results[1][name], rtol=0, atol=1e-12) for name in results[1])
+
+
+def decides(m: Any, x: Tensor) -> Tensor:
+    return plain(m, x) if x.sum() > 0 else plain(m, -x)
+
+
+def listed_numbers(m: Any, x: Tensor) -> Tensor:
+    return plain(m, x) * float(len(x.sum(1).tolist()))
+
+
+@pytest.mark.parametrize(("forward", "words"), [(decides, "torch.where"), (listed_numbers, r"\.tolist\(\)")])
+def test_why_a_model_is_not_batched_is_said_with_the_line(forward: Any, words: str) -> None:
+    line = forward.__code__.co_firstlineno + 1
+    with pytest.warns(UserWarning, match=rf"{words}.*\(tests/test_own_models.py:{line}\)"):
+        run(replace(TWO_ROUNDS, task=task(Own(forward))))

@@ -27,11 +27,12 @@ from offbeat.config.choices import Choice, Mode
 from offbeat.engines.captured import GraphAdvance
 from offbeat.engines.memory import Memory
 from offbeat.engines.stepping import LADDER, PlainSteps, Rung, Stepping
-from offbeat.engines.tiles import TiledAdvance
+from offbeat.engines.tiles import LIGHT, TiledAdvance
 from offbeat.engines.updates import Answer, Plan, Result, gathered
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.blame import why_not_batched
 from offbeat.numerics.mixing import Blocks, block_twin, block_wave
 from offbeat.numerics.threads import threads
 from offbeat.numerics.unseen import alone
@@ -151,7 +152,9 @@ class LocalSolver:
     ) -> None:  # fmt: skip
         self.problem, self.blocks, self.advance = problem, blocks, advance
         self.device = problem.samples.x.device
-        self.limit = self.wave_limit(memory_gib)
+        work = numerics.bytes_per_job(problem)
+        self.limit = self.wave_limit(memory_gib, work)
+        self.light = self.device.type == "cpu" and work < LIGHT
         self.waves = 0
         self.notes: list[str] = []
         self.record: list[tuple[int, str, Any]] = []  # wave, what changed in it, to what
@@ -175,13 +178,13 @@ class LocalSolver:
         """How steps are taken on this rung of the ladder."""
         return self.advance if self.rung == self.advance.rung else PLAIN
 
-    def wave_limit(self, memory_gib: float | None) -> int:
+    def wave_limit(self, memory_gib: float | None, work: int) -> int:
         """How many jobs fit into the memory limit at once; at least one."""
         budget = float(PROCESSOR) if memory_gib is None else memory_gib * 2**30
         if memory_gib is None and self.device.type == "cuda":
             budget = DEVICE * torch.cuda.get_device_properties(self.device).total_memory
         largest = max(map(len, self.blocks.members)) if self.blocks else 1
-        return max(1, int(budget / numerics.bytes_per_job(self.problem) / largest))
+        return max(1, int(budget / work / largest))
 
     def fitting(self, ready: int, urgent: int) -> int:
         return ready if self.blocks else self.steps.fitting(ready, urgent)
@@ -296,11 +299,12 @@ class LocalSolver:
         reason = ""
         while True:
             try:
-                value = compute()
+                with threads(1 if self.light else None):  # several would wait for each other
+                    value = compute()
             except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
                 if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:
                     raise
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = why_not_batched(error)
                 self.change("rung", LADDER[LADDER.index(self.rung) + 1])
                 continue
             if reason:

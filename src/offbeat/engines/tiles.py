@@ -43,7 +43,8 @@ LARGE = 16 << 20  # bytes of a model from which on two side by side only take th
 GATHERED = 1 << 20  # bytes of samples that are fetched at once
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 OFTEN = 8  # a wave of a size seen so often is cut into equal tiles instead of tiles from the ladder
-WORTH = 100  # plain steps of a light model after which a size of tile is traced; fewer of one with more work
+WORTH = 100  # plain steps of a light model after which a size of tile is traced; fewer of one with more work ...
+LEAST = 16  # ... but so many: tracing costs as much as 14 to 40 of them, which a short run would not get back
 
 UNROLLED = 4  # steps that are replayed at once ...
 NODES = 2000  # ... where they have no more operations than this
@@ -72,7 +73,7 @@ class TiledAdvance:
         self.most = max(1, min(MOST // work, CACHED // models))  # clients in a tile
         self.least = max(1, ALONE // work)
         self.light, self.large = work < LIGHT, models >= LARGE
-        self.worth = min(WORTH, max(1, WORTH * LIGHT // work))  # before, tiles of several run one after the other
+        self.worth = min(WORTH, max(LEAST, WORTH * LIGHT // work))  # before, tiles of several run one after the other
         self.seen: Counter[Size] = Counter()  # waves
         self.taken: Counter[Size] = Counter()  # plain steps of tiles
         self.steps: dict[Size, Steps] = {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import offbeat
 from offbeat.errors import OffbeatError, shortened
 
 Attempt = Callable[[Tensor], Any]  # with a batch of these rows
@@ -34,6 +38,33 @@ def told(error: Exception) -> str:
     """What an error says, its first line."""
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f": {shortened(lines[0], 300).rstrip('.')}" if lines else "")
+
+
+REMEDIES = (  # PyTorch's words, what they mean here, and what helps
+    ("data-dependent control flow", "it decides by the values of a batch; torch.where in its place could be batched"),
+    ("Cannot access data pointer", "it takes numbers out of a tensor (.tolist(), .numpy())"),
+    (".item()", "it takes a number out of a tensor (.item(), int(), float())"),
+)
+HUGGING_FACE = (
+    "build a model of Hugging Face with attn_implementation='eager', which does not look at the mask's values"
+)
+
+
+def why_not_batched(error: Exception) -> str:
+    """What a model does that the client axis cannot take, where, and what helps, as far as that is known."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    meaning = next((meaning for words, meaning in REMEDIES if words in text), text)
+    place = own_place(error)
+    advice = f"; {HUGGING_FACE}" if meaning != text and "transformers/" in place else ""
+    return meaning + (f" ({place})" if place else "") + advice
+
+
+def own_place(error: Exception) -> str:
+    """The innermost line of code that is neither PyTorch's nor ours: 'folder/file.py:12', or nothing."""
+    ours = tuple(f"{Path(module.__file__).parent}{os.sep}" for module in (torch, offbeat) if module.__file__)
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(name, line) for name, line in frames if Path(name).is_absolute() and not name.startswith(ours)]
+    return "{}/{}:{}".format(*Path(own[-1][0]).parts[-2:], own[-1][1]) if own else ""
 
 
 def blamed(where: str, data: str, rows: Iterable[int], attempt: Attempt, error: Exception) -> OffbeatError:

@@ -31,7 +31,7 @@ from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
 from offbeat.numerics.fast.plain_recurrence import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
-from offbeat.numerics.forms import Forms, Tree, arguments, scores_in, unpacked
+from offbeat.numerics.forms import Forms, Tree, arguments, called, scores_in, unpacked
 from offbeat.numerics.outputs import detached
 from offbeat.numerics.transforms import Widened
 
@@ -262,7 +262,9 @@ class FlatModel:
         gradient is there: parts of it may be computed once more on the way back (`torch.utils.checkpoint`)."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            loss = self.one(at, x, y, key)
+            with Keyed(key):
+                inputs, targets = self.batch(x, y)
+                loss = self.mean_loss(called(self.module, inputs), targets)
             return loss.detach(), torch.autograd.grad(loss, at)[0]
 
         with torch.enable_grad(), as_before(self.module):

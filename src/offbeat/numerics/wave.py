@@ -29,6 +29,7 @@ from offbeat.numerics.vector import FlatModel
 from offbeat.records import VERSION, Begun
 
 CHUNK = 1 << 22  # sample rows drawn at once for a wave
+AT_ONCE = 64  # steps whose samples are drawn at once for one client
 
 
 class Outcome(NamedTuple):
@@ -285,10 +286,14 @@ class Walk:
         self.start = start
         self.carry = problem.local.begin(start, self.job)
         self.seen: list[Tensor] = []
+        self.drawn: tuple[Tensor, Tensor]  # rows and noise of some steps
 
     def step(self, k: int) -> None:
         problem, samples = self.problem, self.problem.samples
-        rows, noise = (t[0, 0] for t in draw(problem, self.work, k, 1, samples.per_step(self.begun.client)))
+        if not k % AT_ONCE:
+            count = min(AT_ONCE, self.begun.steps - k)
+            self.drawn = draw(problem, self.work, k, count, samples.per_step(self.begun.client))
+        rows, noise = (t[0, k % AT_ONCE] for t in self.drawn)
         where = f"client {self.begun.client}, version {self.begun.version}, local step {k}"
         loss, gradient = slope(problem, self.carry[0], rows, noise, where)
         job = job_at(self.work, torch.full_like(self.work.client, k), k)
