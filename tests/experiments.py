@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, replay, resume, run
-from offbeat.runs.loop import Loop
+from stopped_runs import killed_after
 
 CLIENTS = 12
 CLUSTERED = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
@@ -91,28 +91,6 @@ def task(rng: random.Random) -> Task:
     sizes = [16] * CLIENTS if batch or rng.random() < 0.5 else [16 - (i % 3) * 4 for i in range(CLIENTS)]
     shards = [range(16 * i, 16 * i + size) for i, size in enumerate(sizes)]
     return Task(nn.Sequential(*layers), functional.cross_entropy, (x, y), shards, batch_size=batch, sampling=sampling)
-
-
-class Killed(BaseException):
-    """Ends a run as a signal would that cannot be caught: nothing is written any more."""
-
-
-def killed_after(commits: int, experiment: Experiment, out: Path, **options: Any) -> None:
-    take = Loop.take
-
-    def dying(self: Loop, done: Any, horizon: Any) -> str | None:
-        reason = take(self, done, horizon)
-        if done.version >= commits:
-            raise Killed
-        return reason
-
-    Loop.take = dying  # type: ignore[method-assign]
-    try:
-        run(experiment, out, **options)
-    except Killed:
-        pass
-    finally:
-        Loop.take = take  # type: ignore[method-assign]
 
 
 def digest(model: dict[str, torch.Tensor]) -> str:

@@ -28,7 +28,6 @@ from offbeat.methods import METHODS
 from offbeat.numerics import wave as numerics
 from offbeat.records import Begun, Commit, Finished, Overwritten
 from offbeat.runs.loop import Interrupted
-from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, read_model, read_trace
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
@@ -36,6 +35,7 @@ from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
 from offbeat.tasks.quadratic import quadratic, random_quadratic
+from stopped_runs import InterruptAt, figures, same_bits
 from worlds import play, quadratic_world, times
 
 CPU = torch.device("cpu")
@@ -313,24 +313,6 @@ def moving(name: str) -> dict[str, Any]:
 def away(name: str) -> str:
     """Clients come and go where the method can bear it."""
     return "quick-links" if "saving" in name else "coming-and-going"
-
-
-class InterruptAt(Progress):
-    def __init__(self, commits: int) -> None:
-        super().__init__("test", {})
-        self.commits = commits
-
-    def committed(self, run: Any) -> None:
-        if run.commit == self.commits:
-            raise KeyboardInterrupt
-
-
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def figures(outcome: Any) -> dict[str, Any]:
-    return {name: value for name, value in outcome.result.items() if name != "wall_seconds"}
 
 
 def halted_and_resumed(chosen: Experiment, path: Path, commits: tuple[int, ...]) -> None:
