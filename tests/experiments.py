@@ -73,6 +73,11 @@ def drawn(number: int, device: str = "cpu") -> Experiment:
     )  # fmt: skip
 
 
+def short(number: int) -> Experiment:
+    """The same with so few commits that the law can be asked often; every part of it still has one to be cut at."""
+    return replace(drawn(number), until={"commits": 4})
+
+
 def task(rng: random.Random) -> Task:
     torch.manual_seed(rng.randrange(1000))
     data = np.random.default_rng(rng.randrange(1000))
@@ -100,7 +105,7 @@ def digest(model: dict[str, torch.Tensor]) -> str:
     return whole.hexdigest()[:16]
 
 
-def ends_at(experiment: Experiment, out: Path, number: int) -> str:
+def ends_at(experiment: Experiment, out: Path) -> str:
     """The digest of the model of a straight run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,13 +8,13 @@ import select
 import signal
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import digits_runs
+from command_line import exit_code
 from offbeat import METHODS, cli
 from offbeat.experiments.experiment import Experiment
 from offbeat.experiments.running import run as run_experiment
@@ -34,18 +34,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def offbeat(monkeypatch, capsys, tmp_path):
     """`offbeat ARGUMENTS` through its entry point, in an empty directory: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    handler = signal.getsignal(signal.SIGTERM)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["offbeat", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        code = exit_code(monkeypatch, *arguments)
         out, err = capsys.readouterr()
-        return ended.value.code, out, err
+        return code, out, err
 
-    yield call
-    signal.signal(signal.SIGTERM, handler)
+    return call
 
 
 @pytest.fixture
@@ -576,7 +571,6 @@ def processes(tmp_path_factory):
     """Real processes, side by side: name -> (stdout, stderr, exit code), and the directory they ran in."""
     place = tmp_path_factory.mktemp("processes")
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": place}
-    piped["env"] = os.environ | {"OMP_NUM_THREADS": "1"}
     good = [sys.executable, "-m", "offbeat", "run", *QUICK, "--json"]
     started, heard = {"good": subprocess.Popen(good, **piped)}, {}
     for name in ("SIGINT", "SIGTERM"):

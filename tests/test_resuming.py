@@ -154,7 +154,7 @@ def odd() -> Task:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_cannot_be_batched_resumes(tmp_path: Path) -> None:
-    chosen = experiment(task=odd(), until={"commits": 100})
+    chosen = experiment(task=odd(), until={"commits": 20})
     straight = run(chosen)
     interrupted(chosen, tmp_path, 5)
     assert same_bits(resume(tmp_path, task=odd()).model, straight.model)
