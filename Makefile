@@ -13,7 +13,7 @@ live-demo: $(READY)
 	$(RUN) examples/live_demo.py live-demo
 
 test: lint
-	$(RUN) -m pytest -m "not slow and not soak and not ray and not trackers" -n auto --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -m "not slow and not soak and not ray and not trackers" -n auto --dist worksteal
 
 test-ray: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"

@@ -3,20 +3,30 @@ skipped, visibly, where there is no device."""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Iterator
+
 import pytest
+import sklearn.datasets
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start
 settings.register_profile("steady", derandomize=True, database=None)
 settings.load_profile("steady")
 
 
-LONGEST = ("test_docs", "test_bits", "test_laws", "test_live", "test_zoo", "test_memory")
+@pytest.fixture(scope="session", autouse=True)
+def digits_read_once() -> Iterator[None]:
+    """Most runs are on the digits, and a fifth of a small run is scikit-learn reading their text file again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", functools.cache(sklearn.datasets.load_digits))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONGEST)  # the longest files first: none is waited for at the end
     if torch.cuda.is_available():
         return
     for item in items:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from offbeat import Experiment, Task, replay, resume, run
-from offbeat.runs.loop import Loop
+from stopped_runs import killed_after
 
 CLIENTS = 12
 CLUSTERED = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
@@ -73,6 +73,11 @@ def drawn(number: int, device: str = "cpu") -> Experiment:
     )  # fmt: skip
 
 
+def short(number: int) -> Experiment:
+    """The same with so few commits that the law can be asked often; every part of it still has one to be cut at."""
+    return replace(drawn(number), until={"commits": 4})
+
+
 def task(rng: random.Random) -> Task:
     torch.manual_seed(rng.randrange(1000))
     data = np.random.default_rng(rng.randrange(1000))
@@ -93,28 +98,6 @@ def task(rng: random.Random) -> Task:
     return Task(nn.Sequential(*layers), functional.cross_entropy, (x, y), shards, batch_size=batch, sampling=sampling)
 
 
-class Killed(BaseException):
-    """Ends a run as a signal would that cannot be caught: nothing is written any more."""
-
-
-def killed_after(commits: int, experiment: Experiment, out: Path, **options: Any) -> None:
-    take = Loop.take
-
-    def dying(self: Loop, done: Any, horizon: Any) -> str | None:
-        reason = take(self, done, horizon)
-        if done.version >= commits:
-            raise Killed
-        return reason
-
-    Loop.take = dying  # type: ignore[method-assign]
-    try:
-        run(experiment, out, **options)
-    except Killed:
-        pass
-    finally:
-        Loop.take = take  # type: ignore[method-assign]
-
-
 def digest(model: dict[str, torch.Tensor]) -> str:
     whole = hashlib.sha256()
     for name in sorted(model):
@@ -122,7 +105,7 @@ def digest(model: dict[str, torch.Tensor]) -> str:
     return whole.hexdigest()[:16]
 
 
-def ends_at(experiment: Experiment, out: Path, number: int) -> str:
+def ends_at(experiment: Experiment, out: Path) -> str:
     """The digest of the model of a straight run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from known_quadratics import Bound, World, failing, keeps_its_units, measured, walk, world
 from offbeat.errors import ConfigError
 from offbeat.theory import fedavg
 from offbeat.theory.constants import Advice, Constants, Plan, Rates
-from test_bounds_dlsgd import Bound, World, failing, keeps_its_units, measured, walk, world
 from worlds import Times
 
 KNOWN = Constants(10, gap=2.0, smoothness=1.5, global_smoothness=1.0, heterogeneity=0.5, noise=4.0, divergence=3.0)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from known_quadratics import World, failing, keeps_its_units, measured, walk, world
 from offbeat.errors import ConfigError
 from offbeat.theory import fedbuff
 from offbeat.theory.constants import Constants, Plan, Rates
-from test_bounds_dlsgd import World, failing, keeps_its_units, measured, walk, world
 from worlds import Times
 
 KNOWN = Constants(4, gap=2.0, smoothness=0.25, noise=1.0, mean_divergence=0.5)

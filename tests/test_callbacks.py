@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import killed_after
+from linear_runs import error, experiment, small
 from offbeat import Callback, ConfigError, resume, run
 from offbeat.errors import Interrupted
 from offbeat.runs.callbacks import Callbacks, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.watchers import made
-from test_metrics import error, experiment, small
+from stopped_runs import killed_after
 
 
 class Diary(Callback):

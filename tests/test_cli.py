@@ -4,16 +4,17 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
-import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import digits_runs
+from command_line import exit_code
 from offbeat import METHODS, cli
 from offbeat.experiments.experiment import Experiment
 from offbeat.experiments.running import run as run_experiment
@@ -21,6 +22,7 @@ from offbeat.papers import RECIPES as RECIPE_DATA
 from offbeat.runs.disk import mark_of
 from offbeat.runs.manifest import read_manifest
 from offbeat.runs.stored import read_metrics
+from stopped_runs import PATIENCE, command_that_stops
 
 SMALL = ("--device", "cpu", "--set", "task.model=logistic", "--set", "task.clients=12", "--set", "task.split=iid")
 QUICK = (*SMALL, "--until", "commits=4")
@@ -32,18 +34,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def offbeat(monkeypatch, capsys, tmp_path):
     """`offbeat ARGUMENTS` through its entry point, in an empty directory: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    handler = signal.getsignal(signal.SIGTERM)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["offbeat", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        code = exit_code(monkeypatch, *arguments)
         out, err = capsys.readouterr()
-        return ended.value.code, out, err
+        return code, out, err
 
-    yield call
-    signal.signal(signal.SIGTERM, handler)
+    return call
 
 
 @pytest.fixture
@@ -155,6 +152,34 @@ def test_bad_numbers_end_with_3_and_leave_the_directory_readable(offbeat, tmp_pa
     assert re.match(r"offbeat: client \d+, version 0: the loss at local step 1 is not finite", err)
     assert json.loads((tmp_path / "left" / "result.json").read_text())["ended"].startswith("stopped: client")
     assert [row["commit"] for row in read_metrics(tmp_path / "left")] == [0]
+
+
+@pytest.mark.parametrize(
+    "blown",
+    [
+        {"client_lr": 1e36},
+        {"client_lr": 1e10, "beta": 1e35},
+        {"beta": 3e38, "client_lr": 10.0},
+        {"server_optimiser": {"name": "sgd", "momentum": 0.9}, "beta": 1e37, "client_lr": 10.0},
+    ],
+    ids=str,
+)
+def test_a_result_that_is_not_finite_ends_with_exit_3(blown, offbeat, tmp_path):
+    table = digits_runs.experiment(method=digits_runs.FEDBUFF | blown, evaluate={"every_commits": 5}).toml()
+    (tmp_path / "c.toml").write_text(table)
+    code, _, err = offbeat("run", "c.toml", "--out", "run")
+    assert code == 3
+    assert "rate" in err
+    assert offbeat("resume", "run")[0] == 3  # it does not become good by being looked at again
+
+
+def test_broken_files_of_a_run(offbeat, tmp_path):
+    assert offbeat("run", *QUICK, "--out", "run")[0] == 0
+    (tmp_path / "run/model.safetensors").unlink()
+    assert offbeat("replay", "run")[0] == 4
+    for checkpoint in (tmp_path / "run").glob("checkpoint-*"):
+        checkpoint.write_bytes(b"xx")
+    assert offbeat("resume", "run")[0] == 4
 
 
 # ---- refusals -----------------------------------------------------------------------------------
@@ -361,6 +386,47 @@ def test_compare_checks_all_before_the_first_starts(refused, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+FILE = '[task]\nname = "digits"\nmodel = "logistic"\nclients = 12\n[methods.fedbuff]\nbuffer_size = 3\n'
+
+
+@pytest.fixture
+def compared(offbeat, tmp_path):
+    """`offbeat compare` by a file, with one thing changed by --set: the exit code and the directory of the run."""
+
+    def call(change):
+        (tmp_path / "c.toml").write_text(FILE)
+        limit = ("--device", "cpu", "--until", "commits=2")
+        code, _, _ = offbeat("compare", "--config", "c.toml", *limit, "--set", change, "--out", "out")
+        return code, tmp_path / "out/fedbuff-seed0"
+
+    return call
+
+
+def test_compare_set_keeps_what_the_file_says(compared):
+    task = config_of(compared("task.batch_size=5")[1])["task"]
+    assert (task["batch_size"], task["clients"], task["model"]) == (5, 12, "logistic")
+
+
+def test_compare_sets_options_by_label(compared):
+    assert compared("method.client_lr=0.001")[0] == 2
+    code, out = compared("methods.fedbuff.client_lr=0.001")
+    assert code == 0
+    assert config_of(out)["method"]["client_lr"] == 0.001
+    assert config_of(out)["method"]["buffer_size"] == 3
+
+
+def test_compare_names_the_problems_of_all_methods(offbeat):
+    _, _, err = offbeat("compare", "fedbuf", "local-sdg", "--out", "out")
+    assert "'fedbuf'" in err
+    assert "'local-sdg'" in err
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"[methods]\nfedbuff = 3\n"])
+def test_compare_with_a_bad_file(text, offbeat, tmp_path):
+    (tmp_path / "c.toml").write_bytes(text)
+    assert offbeat("compare", "--config", "c.toml", "--out", "out")[0] == 2
+
+
 # ---- resume and replay --------------------------------------------------------------------------
 def test_resume_goes_on_and_replay_repeats(result, offbeat, tmp_path):
     straight = result("run", *SMALL, "--until", "commits=8", "--set", "evaluate.every_commits=2", "--out", "straight")
@@ -487,33 +553,40 @@ def test_a_recipe_for_people_shows_its_table_and_files(offbeat, tmp_path):
     assert buffered["values"]["updates"] // 2 == buffered["values"]["commits"]
 
 
+def test_paper_refuses_a_file_as_out_and_flags_that_fit_nothing(refused, tmp_path):
+    (tmp_path / "f").write_text("")
+    refused("paper", "fedbuff-fig1", "--out", "f")
+    refused("paper", "fedbuff-fig1", "--only", "zzz", "--out", "out")
+    refused("paper", "fedbuff-fig1", "--n", "7", "--out", "out")
+
+
 # ---- processes ----------------------------------------------------------------------------------
-ENDLESS = (*SMALL, "--until", "samples=1000000000", "--set", "checkpoint_seconds=0.3",
+ENDLESS = (*SMALL, "--until", "samples=1000000000", "--set", "checkpoint_seconds=1e-6",
            "--set", "evaluate.every_commits=1000")  # fmt: skip
+SAY_SO = "os.write({pipe}, b'.')"  # the run goes on until the signal comes
 
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     """Real processes, side by side: name -> (stdout, stderr, exit code), and the directory they ran in."""
     place = tmp_path_factory.mktemp("processes")
-    arguments = {
-        "good": ("run", *QUICK, "--json"),
-        "SIGINT": ("run", *ENDLESS, "--out", "SIGINT"),
-        "SIGTERM": ("run", *ENDLESS, "--out", "SIGTERM"),
-    }
-    command, alone = (sys.executable, "-m", "offbeat"), os.environ | {"OMP_NUM_THREADS": "1"}
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": place, "env": alone}
-    started = {name: subprocess.Popen([*command, *given], **piped) for name, given in arguments.items()}
-    waiting = {"SIGINT", "SIGTERM"}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": place}
+    good = [sys.executable, "-m", "offbeat", "run", *QUICK, "--json"]
+    started, heard = {"good": subprocess.Popen(good, **piped)}, {}
+    for name in ("SIGINT", "SIGTERM"):
+        heard[name], said = os.pipe()
+        command = command_that_stops(3, SAY_SO.format(pipe=said), "run", *ENDLESS, "--out", name)
+        started[name] = subprocess.Popen(command, **piped, pass_fds=(said,))
+        os.close(said)
     try:
-        while waiting:
-            time.sleep(0.01)
-            ready = {name for name in waiting if any((place / name).glob("checkpoint-*.safetensors"))}
-            ended = {name for name in waiting if started[name].poll() is not None}
-            for name in ready - ended:
-                started[name].send_signal(signal.Signals[name])
-            waiting -= ready | ended
-        return {name: (*process.communicate(), process.returncode) for name, process in started.items()}, place
+        for name, pipe in heard.items():
+            with os.fdopen(pipe, "rb") as commits:
+                assert select.select([commits], [], [], PATIENCE)[0], f"{name}: no commit in {PATIENCE} s"
+                assert commits.read(1) == b".", started[name].communicate()  # it ended before the commit
+            started[name].send_signal(signal.Signals[name])
+        return {
+            name: (*process.communicate(timeout=PATIENCE), process.returncode) for name, process in started.items()
+        }, place
     finally:
         for process in started.values():
             process.kill()

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from linear_runs import small
 from offbeat import METHODS, Experiment, Method, run
 from offbeat.engines.company import share_steps, shareable
 from offbeat.experiments.assemble import build, build_method
 from offbeat.studies import trials as trials_module
 from offbeat.studies.trials import SLACK, Aim, Heat, Race, judging, run_heat, run_together
-from test_metrics import small
 
 SHARING = [name for name, make in METHODS.items() if shareable(make()) is None]
 

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+import digits_runs
 from offbeat import METHODS, Buffer, ConfigError, Experiment, Rounds, Sampled, Task, build, run
 from offbeat.config import toml
 from offbeat.config.options import defaults, fits, option_problems, spoken
 from offbeat.experiments.assemble import build_method
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
+from stopped_runs import same_bits
 
 DIGITS = {"name": "digits", "model": "logistic", "clients": 6, "split": "iid"}
 FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "local_steps": 2}
@@ -387,3 +389,91 @@ def test_a_bad_policy_gets_its_sentence(when, said):
     found = problems(experiment(method={"name": "local-sgd", "when": when, "experimental": True}))
     assert len(found) == 1
     assert said in found[0]
+
+
+# ---- what users write ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"method": {"name": "local-sgd", "n": None}},
+        {"task": digits_runs.TASK | {"batch_size": None}},
+        {"fleet": {"name": "straggling", "mbit": None}},
+    ],
+    ids=str,
+)
+def test_a_none_that_is_no_default_survives_the_config(changed, tmp_path):
+    made = run(digits_runs.experiment(**changed), tmp_path)
+    again = run(Experiment.of(toml.read(tmp_path / "config.toml")))
+    assert same_bits(again.model, made.model)
+    assert again.virtual_seconds == made.virtual_seconds
+
+
+def test_numpy_numbers_are_written_as_numbers(tmp_path):
+    run(digits_runs.experiment(method=digits_runs.FEDBUFF | {"client_lr": np.float64(0.1)}), tmp_path)
+    assert toml.read(tmp_path / "config.toml")["method"]["client_lr"] == 0.1
+
+
+@pytest.mark.parametrize("table", [{"a": "\U0001f600"}, {"\u00e9": 1}, {"a": "\x7f\x01"}], ids=str)
+def test_toml_takes_any_text(table, tmp_path):
+    (tmp_path / "c.toml").write_text(toml.write(table), encoding="utf-8")
+    assert toml.read(tmp_path / "c.toml") == table
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"targets": 0.5},
+        {"targets": ["a"]},
+        {"evaluate": 5},
+        {"until": 5},
+        {"method": 5},
+        {"task": 5},
+        {"fleet": 5},
+        {"checkpoint_seconds": "x"},
+        {"checkpoint_seconds": -1},
+        {"memory_gib": math.nan},
+        {"memory_gib": -1},
+        {"until": {"commits": math.inf}},
+        {"evaluate": {"every_seconds": math.nan}},
+        {"device": "meta"},
+        {"task": digits_runs.TASK | {"clients": "x"}},
+        {"task": "quadratic", "seed": -1},
+        {"task": {"name": "quadratic", "dimension": 0}},
+        {"task": "quadratic", "until": {"accuracy": 0.9}},
+        {"method": digits_runs.FEDBUFF | {"buffer_size": 0}},
+        {"method": digits_runs.FEDBUFF | {"client_lr": "abc"}},
+        {"method": digits_runs.FEDBUFF | {"client_lr": True}},
+        {"method": {"name": "fedbuff", "when": "sampled"}},
+        {"method": digits_runs.FEDBUFF | {"client_lr": {"schedule": "step", "value": "x", "at": [1]}}},
+        {"method": digits_runs.FEDBUFF | {"client_options": {"clip": "x"}}},
+        {"method": digits_runs.FEDBUFF | {"client_options": {"clip": math.nan}}},
+        {"method": digits_runs.FEDBUFF | {"staleness": {"law": "polynomial", "a": "x"}}},
+        {"method": digits_runs.FEDBUFF | {"server_optimiser": {"name": "sgd", "momentum": "x"}}},
+        {"method": digits_runs.FEDBUFF | {"server_optimiser": {"name": "sgd", "momentum": 2}}},
+    ],
+    ids=str,
+)
+def test_config_mistakes_get_sentences(changed):
+    usual = {"method": digits_runs.FEDBUFF, "task": digits_runs.TASK, "device": "cpu", "until": {"commits": 2}}
+    with pytest.raises(ConfigError):
+        build(Experiment.of(usual | changed))
+
+
+def test_a_negative_loss_may_be_a_limit():
+    assert build(digits_runs.experiment(task="quadratic", until={"loss": -0.1})).task.name == "quadratic"
+
+
+def test_a_bad_seed_is_named_once():
+    with pytest.raises(ConfigError) as caught:
+        build(digits_runs.experiment(seed="x"))
+    assert len(caught.value.problems) == 1
+
+
+def test_a_beta_of_zero_is_refused_not_replaced():
+    with pytest.raises(Exception, match="a rate must be a positive number"):
+        build_method({"name": "fedbuff", "beta": 0.0})
+
+
+def test_options_that_a_given_policy_overrides_are_refused():
+    with pytest.raises(Exception, match="local_steps has no effect with when"):
+        build_method({"name": "local-sgd", "local_steps": 20, "when": {"policy": "rounds", "size": 5}})

@@ -264,3 +264,13 @@ def test_what_travels_is_asked_of_the_method() -> None:
         assert run(made).metrics[-1]["bytes_up"] == 3 * sent * vector
         up = build(made).traffic.uploads(build(made).fleet.local_steps)
         assert up == ([vector] * 5 + [2 * vector] if method.get("saving") else vector * sent / 6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda w, u, c: w["model"], lambda w, u, c: {"model": u["delta"]}], ids=["tensor", "matrix"]
+)
+def test_a_commit_that_makes_no_state_is_said_so(wrong: Any) -> None:
+    made = build_method({"name": "local-sgd", "n": 4})
+    broken = replace(made, what=replace(made.what, weigh=None, apply=None, commit=wrong))
+    with pytest.raises(Exception, match="its commit must give the vectors"):
+        play(broken, quadratic_world(), times(8), 2)

@@ -25,3 +25,13 @@ def test_the_loss_falls_in_a_hundred_commits(method, task):
     losses = [row["loss"] for row in outcome.metrics]
     assert losses[-1] < losses[0]
     assert outcome.diverging is None
+
+
+@pytest.mark.soak
+def test_every_method_learns_with_its_defaults():
+    for name in METHODS:
+        clusters = 1 if name.startswith("gossip") else 10  # those that need none do not mind them
+        fleet = {"name": "straggling", "clusters": clusters}
+        commits = {"fedasync": 2000, "async-hl-sgd": 400}.get(name, 200)
+        made = run(Experiment(method=name, fleet=fleet, device="cpu", until={"commits": commits}))
+        assert made.accuracy_best > 0.8, (name, made.accuracy_best)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from command_line import exit_code
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,13 +47,15 @@ def test_python_blocks_run_one_after_another(
 @pytest.mark.parametrize(
     ("page", "bodies"), blocks("console"), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_commands_run(page: str, bodies: list[str], tmp_path: Path) -> None:
+def test_commands_run(
+    page: str, bodies: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; that `offbeat` starts as a process of its own is in test_cli.py."""
+    monkeypatch.chdir(tmp_path)
     for line in "".join(bodies).splitlines():
         if line.startswith("$ offbeat "):
-            words = [sys.executable, "-m", "offbeat", *shlex.split(line)[2:]]
-            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, (line, done.stderr)
-            assert done.stderr == "", (line, done.stderr)
+            code = exit_code(monkeypatch, *shlex.split(line)[2:])
+            assert (code, capsys.readouterr().err) == (0, ""), line
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "gallery").glob("*.py")), ids=lambda page: page.stem)

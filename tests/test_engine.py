@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,8 @@ from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.stepping import PlainSteps, Stepping
 from offbeat.engines.tiles import TiledAdvance
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
-from offbeat.experiments.assemble import build_method
+from offbeat.experiments.assemble import build, build_method
+from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.records import Begun, Overwritten
 from offbeat.schedule.clock import VirtualClock
@@ -299,3 +302,58 @@ def test_a_wave_is_the_largest_without_padding_that_holds_what_is_urgent(ready: 
     urgent = data.draw(st.integers(1, ready))
     whole = [size for size in range(urgent, ready + 1) if padded(size) == size]
     assert fitting(ready, urgent) == max(whole, default=ready)
+
+
+def whole_shards(loss: Any, model: nn.Module) -> Task:
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.standard_normal((60, 4))), torch.from_numpy(rng.integers(0, 3, 60))
+    ends = np.cumsum([5, 12, 12, 20, 11])
+    shards = [np.arange(a, b) for a, b in itertools.pairwise([0, *ends])]
+    return Task(model, loss, (x, y), shards, batch_size=None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"),
+    [
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)), None),
+        (nn.CrossEntropyLoss(reduction="sum"), None),
+        (functional.cross_entropy, nn.BatchNorm1d(3, track_running_stats=False)),
+    ],
+    ids=["class weights", "sum", "batch norm"],
+)
+def test_whole_shards_of_unequal_size_are_exact_for_any_loss(loss: Any, norm: nn.Module | None) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 3), *([norm] if norm else [])]
+    task = whole_shards(loss, nn.Sequential(*layers))
+    spec = {"name": "local-sgd", "n": None, "local_steps": 3, "client_lr": 0.01}
+    one, two = (play(spec, task, times(5), 3, mode=mode)[0].server.state["model"] for mode in ("wave", "twin"))
+    assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+def test_a_loss_that_gives_no_number_is_said_so() -> None:
+    task = replace(whole_shards(nn.CrossEntropyLoss(reduction="none"), nn.Linear(4, 3)), batch_size=2)
+    with pytest.raises(Exception, match="the loss must give one number for a batch"):
+        run(Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", mode="twin"))
+
+
+def test_frozen_parameters_stay_and_cost_no_bytes() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    x, y = torch.linspace(-1, 1, 160).reshape(40, 4), torch.arange(40) % 3
+    task = Task(model, functional.cross_entropy, (x, y), [range(8 * i, 8 * i + 8) for i in range(5)])
+    chosen = Experiment(method={"name": "fedbuff", "buffer_size": 2}, task=task, fleet="equal", device="cpu",
+                        until={"commits": 5})  # fmt: skip
+    made = run(chosen)
+    assert torch.equal(made.model["0.weight"], before)
+    assert not torch.equal(made.model["2.weight"], model[2].weight)
+    assert build(chosen).vector_bytes == 4 * (8 * 3 + 3)
+
+
+def test_versions_are_let_go_under_heavy_tailed_downloads() -> None:
+    fleet = build_fleet("uniform", 8, latency=0.02, jitter={"law": "lognormal", "median": 1.0, "sigma": 1.0})
+    made = build_method({"name": "dlsgd-homo", "n": 2, "local_steps": 2})
+    engine = Engine(made, quadratic_world(), 0, torch.device("cpu"), "float64")
+    clock = VirtualClock(made.when, fleet.durations(0, 0, 0), generator(0, "policy"))
+    most = max(len(engine.server.versions) for _ in engine.commits(Horizon(clock, 128, 600)))
+    assert most < 250  # of 600

@@ -5,12 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +27,11 @@ from offbeat.keys import generator
 from offbeat.numerics.mixing import Blocks, Mixer
 from offbeat.records import Begun
 from offbeat.runs.loop import Interrupted
-from offbeat.runs.progress import Progress
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.tasks.quadratic import optimum, quadratic, random_quadratic
+from stopped_runs import InterruptAt, figures, killed_process, same_bits
 from worlds import Times, engine_of, final, play, quadratic_world, times
 
 HYBRID = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
@@ -699,26 +694,6 @@ def experiment(name: str, **given: Any) -> Experiment:
     return Experiment(**usual | {"until": {"commits": 10}, "evaluate": {"every_commits": 2}} | given)
 
 
-def same_bits(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def figures(outcome: Any) -> dict[str, Any]:
-    return {name: value for name, value in outcome.result.items() if name != "wall_seconds"}
-
-
-class InterruptAt(Progress):
-    """Somebody presses Ctrl-C after so many commits."""
-
-    def __init__(self, commits: int) -> None:
-        super().__init__("test", {})
-        self.commits = commits
-
-    def committed(self, run: Any) -> None:
-        if run.commit == self.commits:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_straight_run(name: str, tmp_path: Path) -> None:
     chosen = experiment(name)
@@ -746,19 +721,9 @@ def test_a_replay_gives_the_same_bits(name: str, tmp_path: Path) -> None:
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Killed between checkpoints: the memory of devices comes back with the rest."""
-    chosen = experiment("gossip-sgd", until={"commits": 60}, checkpoint_seconds=1e-6)
-    (tmp_path / "config.toml").write_text(chosen.toml())
+    chosen = experiment("gossip-sgd", until={"commits": 20}, checkpoint_seconds=1e-6)
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "offbeat", "run", str(tmp_path / "config.toml"), "--out", str(out)]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=alone)
-    try:
-        while process.poll() is None and len(list(out.glob("parts/trace-*.parquet"))) < 4:
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        _, said = process.communicate()
-    assert process.returncode == -signal.SIGKILL, said.decode()
+    killed_process(7, chosen, out)
     straight = run(replace(chosen, checkpoint_seconds=60.0), tmp_path / "straight")
     resumed = resume(out)
     assert same_bits(resumed.model, straight.model)

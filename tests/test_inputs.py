@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from digits_runs import FEDBUFF, TASK, experiment
 from offbeat import Buffer, ConfigError, Experiment, Fleet, Method, OffbeatError, Task, build, run
 from offbeat.cli import merge
 from offbeat.config import room, toml
 from offbeat.fleets.make import build as build_fleet
 from offbeat.methods import METHODS
-from test_runs import FEDBUFF, TASK, experiment
+from offbeat.tasks.quadratic import quadratic
 
 
 def refused(given: Any) -> str:
@@ -364,3 +365,33 @@ def test_a_schedule_that_fails_is_a_sentence_in_measure(monkeypatch: pytest.Monk
     built = build(experiment())
     with pytest.raises(OffbeatError, match="never commits"):
         measure.schedule_of(built, 10)
+
+
+# ---- what a task is made of ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"model": nn.Linear(5, 3)}, "the model does not take the training inputs"),
+        ({"data": (torch.ones(20, 4, dtype=torch.int64), torch.arange(20) % 3)}, "does not take the training inputs"),
+        ({"shards": [[0.5], [1], [2], [3]]}, "samples are row numbers"),
+        ({"data": None}, "must be a pair"),
+    ],
+)
+def test_mistakes_in_a_task_of_your_own_get_sentences(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(experiment(task=own(**changed), fleet="equal"))
+    assert sentence in str(caught.value)
+
+
+def test_the_remedy_that_the_batchnorm_refusal_names_works() -> None:
+    norm = nn.BatchNorm1d(3, track_running_stats=False)
+    outcome = run(experiment(task=own(model=nn.Sequential(nn.Linear(4, 3), norm)), fleet="equal"))
+    assert outcome.mode == "wave"
+
+
+def test_a_run_does_not_change_the_task_it_was_given() -> None:
+    task = quadratic([np.eye(2)] * 12, [np.ones(2)] * 12, start=np.array([0.1, 0.3]))
+    before = task.model.w.detach().clone()
+    run(experiment(task=task))
+    assert task.model.w.dtype == before.dtype
+    assert torch.equal(task.model.w.detach(), before)

@@ -28,7 +28,6 @@ from offbeat.methods import METHODS
 from offbeat.numerics import wave as numerics
 from offbeat.records import Begun, Commit, Finished, Overwritten
 from offbeat.runs.loop import Interrupted
-from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, read_model, read_trace
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
@@ -36,6 +35,7 @@ from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
 from offbeat.tasks.quadratic import quadratic, random_quadratic
+from stopped_runs import InterruptAt, figures, same_bits
 from worlds import play, quadratic_world, times
 
 CPU = torch.device("cpu")
@@ -283,7 +283,8 @@ def test_fedlin_stands_still_while_its_rate_is_zero() -> None:
 
 
 # ---- going on -----------------------------------------------------------------------------------
-TASK = {"name": "digits", "model": "logistic", "clients": 8, "split": "iid"}
+BATCH = 70  # large, so that a look at a whole shard takes few steps; no shard is a whole number of batches
+TASK = {"name": "digits", "model": "logistic", "clients": 8, "split": "iid", "batch_size": BATCH}
 RANDOM = {"law": "uniform", "low": 1, "high": 5, "mode": "random"}
 KEEPERS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold", "n": 3},
@@ -313,24 +314,6 @@ def moving(name: str) -> dict[str, Any]:
 def away(name: str) -> str:
     """Clients come and go where the method can bear it."""
     return "quick-links" if "saving" in name else "coming-and-going"
-
-
-class InterruptAt(Progress):
-    def __init__(self, commits: int) -> None:
-        super().__init__("test", {})
-        self.commits = commits
-
-    def committed(self, run: Any) -> None:
-        if run.commit == self.commits:
-            raise KeyboardInterrupt
-
-
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def figures(outcome: Any) -> dict[str, Any]:
-    return {name: value for name, value in outcome.result.items() if name != "wall_seconds"}
 
 
 def halted_and_resumed(chosen: Experiment, path: Path, commits: tuple[int, ...]) -> None:
@@ -509,7 +492,7 @@ def test_host_memory_is_a_plausible_number() -> None:
 
 
 # ---- accounts -----------------------------------------------------------------------------------
-FOUR = {"name": "digits", "model": "logistic", "clients": 4, "split": "iid"}
+FOUR = TASK | {"clients": 4}
 OWN = [1, 2, 4, 6]  # two above their mean, two below
 VECTOR = 650 * 4
 ROUNDS = 3
@@ -523,7 +506,7 @@ def spent(method: dict[str, Any], commits: int = ROUNDS, **fleet: Any) -> Any:
 
 
 SIZES = [len(shard) for shard in build(experiment(task=FOUR)).task.shards]
-LOOKS = [math.ceil(size / 10) for size in SIZES]
+LOOKS = [math.ceil(size / BATCH) for size in SIZES]
 
 
 @pytest.mark.parametrize(
@@ -553,7 +536,7 @@ def test_bytes_samples_and_time_by_hand(
     assert made.bytes_up == VECTOR * (ROUNDS * sum(up) + 4 * opening)
     assert made.bytes_down == VECTOR * (ROUNDS * 4 * down + 4 * opening)
     assert made.client_steps == ROUNDS * sum(OWN)
-    assert made.samples == ROUNDS * (10 * sum(OWN) + (sum(SIZES) if looked else 0)) + opening * sum(SIZES)
+    assert made.samples == ROUNDS * (BATCH * sum(OWN) + (sum(SIZES) if looked else 0)) + opening * sum(SIZES)
     longest = max(0.01 * (k + look) + vectors for k, look, vectors in zip(OWN, looks, up, strict=True))
     assert made.virtual_seconds == pytest.approx(ROUNDS * longest)
 
@@ -562,7 +545,7 @@ def test_fedlin_sends_one_vector_each_way_in_each_half() -> None:
     made = spent({"name": "fedlin", "probes": 3}, commits=2 * ROUNDS)
     assert made.bytes_up == made.bytes_down == 2 * ROUNDS * 4 * VECTOR
     assert made.client_steps == ROUNDS * (sum(OWN) + 4 * 3)
-    assert made.samples == 10 * made.client_steps
+    assert made.samples == BATCH * made.client_steps
     assert made.virtual_seconds == pytest.approx(ROUNDS * (0.03 + 1 + 0.06 + 1))
 
 

@@ -14,7 +14,8 @@ import torch
 from sklearn.metrics import f1_score, roc_auc_score, top_k_accuracy_score
 from torch.nn import functional
 
-from offbeat import ConfigError, Experiment, Task, metric, replay, resume, run
+from linear_runs import error, experiment, small
+from offbeat import ConfigError, Task, replay, resume, run
 from offbeat.experiments.assemble import build
 from offbeat.numerics import evaluation
 from offbeat.numerics.metrics import METRICS
@@ -25,35 +26,12 @@ torch.manual_seed(0)
 SCORES, CLASSES = torch.randn(400, 7, dtype=torch.float64), torch.randint(0, 7, (400,))
 
 
-@metric(more_is_better=False)
-def error(outputs, targets):
-    """The share of wrong answers, by hand."""
-    assert len(outputs) == len(targets)
-    return (outputs.argmax(1) != targets).double().mean()
-
-
 def plain(outputs, targets):
     return float(outputs.abs().max())
 
 
 def broken(outputs, targets):
     raise ValueError("no such thing")
-
-
-def small(clients=12, test=True, **options):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(clients * 20, 5, generator=generator)
-    y = (x @ torch.randn(5, 3, generator=generator)).argmax(1)
-    torch.manual_seed(1)
-    shards = [range(20 * i, 20 * i + 20) for i in range(clients)]
-    held = (x[:60] + 0.1, y[:60]) if test else None
-    return Task(torch.nn.Linear(5, 3), functional.cross_entropy, (x, y), shards, held, **options)
-
-
-def experiment(task, **options):
-    options = {"evaluate": {"every_commits": 4}, "until": {"commits": 12}, **options}
-    method = {"name": "fedbuff", "client_lr": 0.1, "buffer_size": 4}
-    return Experiment(method=method, task=task, device="cpu", **options)
 
 
 # ---- those that ship ----------------------------------------------------------------------------

@@ -2,30 +2,24 @@
 
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from digits_runs import FEDBUFF, TASK, experiment
 from offbeat import Experiment, OffbeatError, replay, resume, run
 from offbeat.config import toml
 from offbeat.errors import BadNumbers
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Offer, Overwritten, Start
 from offbeat.runs.account import Account
 from offbeat.runs.loop import Interrupted
-from offbeat.runs.progress import Progress
 from offbeat.runs.stored import read_metrics, read_trace
 from offbeat.runs.target import Crossing, crossing, limit_problems, stop_reason
+from stopped_runs import InterruptAt, figures, interrupted, killed_process, same_bits
 
-TASK = {"name": "digits", "model": "logistic", "clients": 12, "split": "iid"}
-FEDBUFF = {"name": "fedbuff", "buffer_size": 3, "local_steps": 2}
 METHODS = {
     "fedbuff": FEDBUFF | {"staleness": "polynomial"},
     "dlsgd-homo": {"name": "dlsgd-homo", "n": 3, "local_steps": 2},
@@ -37,38 +31,6 @@ COMING_AND_GOING = {
     "drop_out": 0.1, "mean_on": 0.5, "mean_off": 0.2,
 }  # fmt: skip
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-
-
-def experiment(**given):
-    usual = {"method": FEDBUFF, "task": TASK, "device": "cpu", "until": {"commits": 10}}
-    return Experiment(**usual | {"evaluate": {"every_commits": 2}} | given)
-
-
-def same_bits(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def figures(outcome):
-    """The result without what the host's clock decides."""
-    return {name: value for name, value in outcome.result.items() if name != "wall_seconds"}
-
-
-class InterruptAt(Progress):
-    """Somebody presses Ctrl-C after so many commits."""
-
-    def __init__(self, commits):
-        super().__init__("test", {})
-        self.commits = commits
-
-    def committed(self, run):
-        if run.commit == self.commits:
-            raise KeyboardInterrupt
-
-
-def interrupted(chosen, out, commits):
-    with pytest.raises(Interrupted, match="resume"):
-        run(chosen, out, InterruptAt(commits))
-    return out
 
 
 # ---- the account --------------------------------------------------------------------------------
@@ -568,24 +530,30 @@ def test_bad_numbers_in_the_first_wave_leave_a_readable_directory(tmp_path):
 
 
 def test_a_killed_run_can_be_resumed_to_the_straight_result(tmp_path):
-    chosen = experiment(until={"commits": 300}, evaluate={"every_commits": 5}, checkpoint_seconds=1e-6)
-    (tmp_path / "config.toml").write_text(chosen.toml())
+    chosen = experiment(until={"commits": 40}, evaluate={"every_commits": 5}, checkpoint_seconds=1e-6)
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "offbeat", "run", str(tmp_path / "config.toml"), "--out", str(out)]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # as conftest.py has it: threads may add up in another order
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=alone)
-    try:
-        while process.poll() is None and len(list(out.glob("parts/trace-*.parquet"))) < 4:
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        _, said = process.communicate()
-    assert process.returncode == -signal.SIGKILL, said.decode()
-    assert not (out / "result.json").exists()
-
+    killed_process(13, chosen, out)
+    assert len(list(out.glob("parts/trace-*.parquet"))) == 13
     straight = run(replace(chosen, checkpoint_seconds=60.0), tmp_path / "straight")
     resumed = resume(out)
     assert (out / "trace.parquet").read_bytes() == (tmp_path / "straight" / "trace.parquet").read_bytes()
     assert same_bits(resumed.model, straight.model)
     assert read_metrics(out) == resumed.metrics == straight.metrics
     assert figures(resumed) == figures(straight)
+
+
+def test_result_json_is_strict_json(tmp_path):
+    with pytest.raises(BadNumbers, match="after commit 2 is of no use: its loss is inf"):
+        run(experiment(method=FEDBUFF | {"client_lr": 1e36}), tmp_path)
+
+    def refuse(name):
+        raise ValueError(name)
+
+    assert json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)["loss_final"] is None
+
+
+def test_a_time_limit_ends_a_schedule_that_never_commits():
+    fleet = {"name": "custom", "step_seconds": 0.1, "mean_on": 0.001, "mean_off": 1.0}
+    made = run(Experiment(method="local-sgd", fleet=fleet, device="cpu", until={"virtual_seconds": 20.0}))
+    assert made.commits == 0
+    assert made.ended.startswith("virtual_seconds")

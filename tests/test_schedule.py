@@ -445,3 +445,40 @@ def test_somebody_who_wants_an_end_need_not_wait_for_a_commit() -> None:
     horizon.stop = True
     with pytest.raises(KeyboardInterrupt):
         next(horizon)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_sampled_rounds_go_on_when_everyone_was_gone(seed: int, overlap: bool) -> None:
+    fleet = build("custom", 3, seed, step_seconds=0.05, drop_out=0.1, mean_on=1.0, mean_off=3.0)
+    clock = VirtualClock(Sampled(3, 2, overlap), fleet.durations(seed, 0, 0), generator(seed, "policy"))
+    commits = (record for _, record in itertools.islice(clock, 60_000) if isinstance(record, Commit))
+    assert len(list(itertools.islice(commits, 100))) == 100
+
+
+def test_fresh_clients_do_not_repeat_a_version_after_coming_back() -> None:
+    conductor = Buffer(size=3, steps=1, restart="fresh").conductor(3, random.Random(0))
+    conductor.begin(0.0, range(3))
+    assert conductor.arrived(1.0, Arrived(0, 0, 0, 1)) == []
+    assert conductor.left(2.0, Left(0)) == []
+    assert conductor.joined(3.0, Joined(0)) == []  # it has version 0 behind it
+    conductor.arrived(4.0, Arrived(1, 0, 0, 1))
+    orders = conductor.arrived(5.0, Arrived(2, 0, 0, 1))
+    assert orders[1:] == [Start(client, 1, 1) for client in (0, 1, 2)]
+
+
+def test_the_horizon_counts_just_the_versions_that_known_jobs_need() -> None:
+    for policy in (
+        Buffer(3, 1),
+        Buffer(3, 1, concurrency=4),
+        Buffer(3, 1, restart="fresh", overlap=True),
+        Sampled(3, 1),
+    ):
+        horizon = Horizon(VirtualClock(policy, times(9), generator(0, "policy")), 60, 200)
+        for _ in horizon:
+            jobs: list[Begun] = [*horizon.wanted.values(), *horizon.begun.values()]
+            orders = [v for versions in horizon.ordered.values() for v in versions]
+            assert set(horizon.held) == {job.version for job in jobs} | set(orders)
+            assert all(horizon.ordered.values())
+            for job in horizon.ready(horizon.given):
+                horizon.computed(job[:2])

@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+from linear_runs import error, experiment, small
 from offbeat import ConfigError, Experiment, OffbeatError, compare, run
 from offbeat.cli import app
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Start
@@ -19,8 +20,7 @@ from offbeat.runs import curves, shelf
 from offbeat.runs.disk import mark_of
 from offbeat.runs.explain import counsel, spent
 from offbeat.runs.manifest import read_manifest
-from test_metrics import error, experiment, small
-from test_runs import interrupted
+from stopped_runs import interrupted
 
 FEW = {"device": "cpu", "until": {"commits": 6}, "evaluate": {"every_commits": 2}, "targets": (0.3, 0.99)}
 

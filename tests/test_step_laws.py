@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
@@ -26,9 +25,9 @@ from offbeat.fleets.steps import STEP_LAWS, Drawn, Fixed, step_plan, uniform_ste
 from offbeat.methods import METHODS
 from offbeat.records import Arrived, Begun, Start
 from offbeat.runs.loop import Interrupted
-from offbeat.runs.progress import Progress
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.device import OWN_STEPS
+from stopped_runs import InterruptAt, same_bits
 
 DIGITS = {"name": "digits", "model": "logistic", "clients": 6, "split": "iid"}
 AVERAGE = {"name": "local-sgd", "n": None}
@@ -73,10 +72,6 @@ def problems(**given_here: Any) -> tuple[str, ...]:
 
 def begun(directory: Path) -> list[Begun]:
     return [record for _, record in read_trace(directory) if isinstance(record, Begun)]
-
-
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # ---- numbers ------------------------------------------------------------------------------------
@@ -418,16 +413,6 @@ def test_resumed_and_replayed_runs_of_a_random_law_have_the_same_bits(method: An
     again = run(Experiment.of(toml.read(tmp_path / "straight/config.toml")), tmp_path / "again")
     assert same_bits(again.model, straight.model)
     assert len({record.steps for record in begun(tmp_path / "again")}) == 4
-
-
-class InterruptAt(Progress):
-    def __init__(self, commits: int) -> None:
-        super().__init__("test", {})
-        self.commits = commits
-
-    def committed(self, run: Any) -> None:
-        if run.commit == self.commits:
-            raise KeyboardInterrupt
 
 
 def test_a_changed_law_is_refused_at_resume(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ WORLD = times(CLIENTS, steps=STEPS)
 ROUNDS = 12
 
 
-def task() -> Any:
+def task(start: np.ndarray = START) -> Any:
     """Exact gradients: client i has its one sample as often as it has weight, and a step takes one of them."""
-    made = quadratic(MATRICES, LINEAR, START)
+    made = quadratic(MATRICES, LINEAR, start)
     object.__setattr__(made, "shards", [np.full(size, client) for client, size in enumerate(SIZES)])
     return made
 
@@ -170,21 +170,25 @@ def test_fedavg_and_fednova_end_at_their_closed_form_limits() -> None:
     """Where the weighted displacements cancel, which is not the optimum."""
     best = oracle.optimum(MATRICES, LINEAR, WEIGHTS)
     ends = {
-        "local-sgd": oracle.fedavg_limit(MATRICES, LINEAR, WEIGHTS, STEPS, 0.05),
-        "fednova": oracle.fednova_limit(MATRICES, LINEAR, WEIGHTS, STEPS, 0.05),
+        "local-sgd": oracle.fedavg_limit(MATRICES, LINEAR, WEIGHTS, STEPS, 0.2),
+        "fednova": oracle.fednova_limit(MATRICES, LINEAR, WEIGHTS, STEPS, 0.2),
     }
     for name, limit in ends.items():
-        close(ours(name, 160, 0.05, n=None, weights="size"), limit, 1e-6)
+        close(ours(name, 30, 0.2, n=None, weights="size"), limit, 1e-6)
         assert np.abs(limit - best).max() > 1e-3
 
 
 def test_as_the_rate_falls_fednova_tends_to_the_optimum_and_fedavg_to_the_surrogate() -> None:
+    """Begun where the closed form says that it ends, a run stays there; these ends come nearer to their aims."""
     best = oracle.optimum(MATRICES, LINEAR, WEIGHTS)
     surrogate = oracle.surrogate(MATRICES, LINEAR, WEIGHTS, STEPS)
+    cases = {"fednova": (oracle.fednova_limit, best), "local-sgd": (oracle.fedavg_limit, surrogate)}
     far: dict[str, list[float]] = {"fednova": [], "local-sgd": []}
     for lr in (0.08, 0.02):
-        for name, aim in (("fednova", best), ("local-sgd", surrogate)):
-            end = ours(name, round(6 / lr), lr, n=None, weights="size")
+        for name, (limit, aim) in cases.items():
+            end = limit(MATRICES, LINEAR, WEIGHTS, STEPS, lr)
+            spec = {"name": name, "client_lr": lr, "n": None, "weights": "size"}
+            close(final(spec, task(end), WORLD, commits=4).numpy(), end, 1e-14)
             far[name].append(float(np.abs(end - aim).max()))
     for gaps in far.values():
         assert gaps[1] < gaps[0] / 3
@@ -194,10 +198,10 @@ def test_as_the_rate_falls_fednova_tends_to_the_optimum_and_fedavg_to_the_surrog
 @pytest.mark.parametrize("name", CORRECTED)
 def test_corrected_methods_end_at_the_true_optimum(name: str) -> None:
     best = oracle.optimum(MATRICES, LINEAR, WEIGHTS)
-    lr, rounds = (0.4, 240) if name == "fedlin" else (0.05, 220)
+    lr, rounds = (0.8, 40) if name == "fedlin" else (0.15, 45)
     close(ours(name, rounds, lr, **CORRECTED[name]), best, 1e-8)
 
 
 def test_a_calibration_other_than_one_is_biased() -> None:
     best = oracle.optimum(MATRICES, LINEAR, WEIGHTS)
-    assert np.abs(ours("fedagrac", 100, 0.05, calibration=0.5) - best).max() > 0.01
+    assert np.abs(ours("fedagrac", 40, 0.15, calibration=0.5) - best).max() > 0.01

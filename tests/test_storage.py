@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from command_line import exit_code
+from digits_runs import FEDBUFF, experiment
 from offbeat import OffbeatError, compare, replay, resume, run
 from offbeat.cli import app
 from offbeat.config import toml
@@ -32,8 +34,7 @@ from offbeat.runs.rerun import Digest
 from offbeat.runs.stored import read_trace
 from offbeat.schedule.trace import last_begins
 from offbeat.theory.measure import measure
-from test_mistakes import KillAt, killed, offbeat
-from test_runs import FEDBUFF, InterruptAt, experiment, figures, interrupted, same_bits
+from stopped_runs import InterruptAt, KillAt, figures, interrupted, killed, same_bits
 
 OFTEN = experiment(until={"commits": 12}, checkpoint_seconds=1e-6, evaluate={"every_commits": 3})
 
@@ -375,11 +376,11 @@ def test_a_comparison_stays_in_its_directory_and_can_be_overwritten(tmp_path: Pa
 
 def test_a_paper_needs_leave_to_overwrite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("paper", "fedbuff-fig1", "--scale", "smoke", "--out", tmp_path)
-    assert offbeat(monkeypatch, *words, "--only", "zzz") == 2
+    assert exit_code(monkeypatch, *words, "--only", "zzz") == 2
     assert list(tmp_path.iterdir()) == []
-    assert offbeat(monkeypatch, *words) == 0
-    assert offbeat(monkeypatch, *words) == 2
-    assert offbeat(monkeypatch, *words, "--overwrite") == 0
+    assert exit_code(monkeypatch, *words) == 0
+    assert exit_code(monkeypatch, *words) == 2
+    assert exit_code(monkeypatch, *words, "--overwrite") == 0
 
 
 # ---- one process at a time ----------------------------------------------------------------------
@@ -453,11 +454,11 @@ def test_a_full_disk_and_a_read_only_one(small_disk: Path, monkeypatch: pytest.M
     interrupted(OFTEN, small_disk / "out", 4)
     with pytest.raises(OSError):
         (small_disk / "filler").write_bytes(b"x" * (1 << 20))
-    assert offbeat(monkeypatch, "resume", small_disk / "out") == 4
+    assert exit_code(monkeypatch, "resume", small_disk / "out") == 4
     assert "no room left on the disk" in capsys.readouterr().err
     gc.collect()  # a file that could not be written is closed with the error that speaks of it
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert offbeat(monkeypatch, "resume", small_disk / "out") == 4
+    assert exit_code(monkeypatch, "resume", small_disk / "out") == 4
     assert "the disk is read-only" in capsys.readouterr().err
     subprocess.run(["mount", "-o", "remount,rw,size=4m", small_disk], check=True)
     assert same_bits(resume(small_disk / "out").model, straight().model)
@@ -534,11 +535,11 @@ def test_a_replay_elsewhere_says_what_differs_and_has_a_tolerance(
         out / "model.safetensors", lambda at: store.save_file(nudged, at)
     )
     manifest.write(out)
-    assert offbeat(monkeypatch, "replay", out, "--tolerance", "0") == 1
+    assert exit_code(monkeypatch, "replay", out, "--tolerance", "0") == 1
     assert (
         "threads: 99, here 1; " in (said := capsys.readouterr().err).replace("instruction set", "") or "ABACUS" in said
     )
-    assert offbeat(monkeypatch, "replay", out) == 0
+    assert exit_code(monkeypatch, "replay", out) == 0
     assert "model is near: relative distance " in capsys.readouterr().out
     with pytest.raises(ReplayDiffers) as caught:
         replay(out, tolerance=1e-9)

@@ -19,7 +19,7 @@ from offbeat.papers.runner import resume as fill
 from offbeat.runs.manifest import read_manifest
 from offbeat.studies import comparison
 from offbeat.studies.comparison import compare
-from test_runs import InterruptAt
+from stopped_runs import InterruptAt
 from worlds import quadratic_world
 
 PLAIN = Experiment(
@@ -191,3 +191,15 @@ def test_cells_of_a_paper_are_spread_and_kept(started: None, tmp_path: Path) -> 
     done = fill([recipe], kept, settings, 1e6, said.append)
     assert done > 0
     assert fill([recipe], Ledger(tmp_path / "kept"), settings, 1e6, said.append) == 0
+
+
+def test_one_method_that_diverges_does_not_end_a_comparison(tmp_path: Any) -> None:
+    usual = Experiment(device="cpu", until={"commits": 4})
+    good = replace(usual, method="local-sgd")
+    bad = replace(usual, method={"name": "local-sgd", "client_lr": 1e39})
+    made = compare({"a": good, "b": bad, "c": good}, out=tmp_path)
+    assert [o[0].commits for o in made.outcomes.values()][::2] == [4, 4]
+    assert len(made.broken()) == 1
+    picture, table = made.write(str(tmp_path), "three")
+    assert picture.exists()
+    assert "| b |" in table.read_text()

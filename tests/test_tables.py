@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from offbeat.runs.tables import laid_out
+from stopped_runs import PATIENCE
 
 WIDTHS = (60, 80, 120, 200)
 SCRIPT = """
@@ -28,7 +29,8 @@ for width in {widths}:
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     print(f"== {{width}}")
     sys.argv = ["offbeat", "compare", "fedbuff", "local-sgd", "--until", "commits=4", "--until",
-                "accuracy=0.99", "--metric", "f1", "--seeds", "2", "--device", "cpu", "--out", "out", "--overwrite"]
+                "accuracy=0.99", "--metric", "f1", "--seeds", "2", "--device", "cpu", "--out", "out", "--overwrite",
+                "--set", "task.clients=12", "--set", "task.model=logistic"]
     try:
         cli.main()
     except SystemExit as end:
@@ -46,7 +48,7 @@ def in_terminal(words, folder, width=80, until=None):
     os.close(other)
     text = b""
     while True:
-        ready, _, _ = select.select([main], [], [], 120)
+        ready, _, _ = select.select([main], [], [], PATIENCE)
         try:
             part = os.read(main, 1 << 16) if ready else b""
         except OSError:  # the other end is closed

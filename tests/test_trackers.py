@@ -9,11 +9,11 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from experiments import killed_after
+from linear_runs import error, experiment, small
 from offbeat import ConfigError, resume, run
 from offbeat.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, numbers
 from offbeat.runs.watchers import made
-from test_metrics import error, experiment, small
+from stopped_runs import killed_after
 
 pytestmark = [pytest.mark.trackers, pytest.mark.filterwarnings("default")]
 

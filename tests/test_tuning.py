@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from linear_runs import error, small
 from offbeat import ConfigError, Experiment, OffbeatError, Task, run
 from offbeat.config.toml import read
 from offbeat.studies import trials, tuning
@@ -13,7 +14,6 @@ from offbeat.studies.proposals import parse_search, proposed
 from offbeat.studies.trials import NEVER, Aim, Tried, judging, run_heat
 from offbeat.studies.tuning import Between, tune
 from offbeat.studies.tuning_ledger import Entry
-from test_metrics import error, small
 
 BUDGET = {"until": {"commits": 12}, "evaluate": {"every_commits": 3}, "device": "cpu", "fleet": "uniform"}
 FEDBUFF = {"name": "fedbuff", "buffer_size": 3}

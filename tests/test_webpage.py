@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -239,25 +238,34 @@ def test_watch_shows_where_a_run_stands(compared: Path) -> None:
     assert "#" in text
 
 
+RUN_THAT_WAITS = """
+import sys
+from offbeat import Callback, Experiment, run
+class Waits(Callback):
+    def committed(self, run):
+        if run.commit == 3:
+            print("three commits", flush=True)
+            sys.stdin.readline()
+chosen = Experiment("fedbuff", {task}, "straggling", device="cpu", checkpoint_seconds=1e-9, until={{"commits": 6}})
+run(chosen, {out!r}, callbacks=[Waits()])
+"""
+
+
 def test_watch_follows_a_run_of_another_process(tmp_path: Path) -> None:
-    """Another process runs and writes a checkpoint at every commit; we see it running, then ended."""
-    code = (
-        "from offbeat import Experiment, run\n"
-        f"run(Experiment('fedbuff', {TASK!r}, 'straggling', device='cpu', checkpoint_seconds=1e-9,"
-        f" until={{'commits': 25}}), {str(tmp_path / 'run')!r})\n"
-    )
-    other = subprocess.Popen([sys.executable, "-c", code])
-    states = set()
-    while other.poll() is None:
-        with suppress(OffbeatError):  # it has not begun
-            states.add(watching.state(tmp_path / "run")["state"])
-        with suppress(subprocess.TimeoutExpired):
-            other.wait(0.05)
+    """Another process runs, writes a checkpoint at every commit, and waits for us once: it is running, then ended."""
+    code = RUN_THAT_WAITS.format(task=TASK, out=str(tmp_path / "run"))
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **piped, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "three commits\n"
+        going = watching.state(tmp_path / "run")
+        other.communicate("\n")
     assert other.returncode == 0
-    assert "running" in states
+    assert going["state"] == "running"
+    assert going["commits_recorded"] in (2, 3)  # the checkpoint of the third comes before or after the callback
     last = watching.state(tmp_path / "run")
     assert last["state"] == "finished"
-    assert last["commit"] == 25
+    assert last["commit"] == 6
     assert last["limits"] == {"commits": 1.0}
 
 
