@@ -37,13 +37,17 @@ class Kind:
     group: str
     shipped: str = ""  # module:table of what ships; imported when it is asked for
     gives: str = ""  # module:class of what its functions give; "": whoever calls them sees to it
+    narrower: str = ""  # module:function from such a thing to the class that it must fit, by what it says of itself
 
 
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("method", "methods", "offbeat.methods:METHODS", "offbeat.method:Method"),
-        Kind("policy", "policies", "offbeat.schedule.policies:POLICIES", "offbeat.method:Policy"),
+        Kind(
+            "policy", "policies", "offbeat.schedule.policies:POLICIES", "offbeat.method:Policy",
+            "offbeat.method:contract_of",
+        ),
         Kind("task", "tasks", "offbeat.tasks.make:TASKS", "offbeat.tasks.task:Task"),
         Kind("model", "models", "offbeat.tasks.models:MODELS", "torch.nn:Module"),
         Kind("split", "splits", "offbeat.tasks.splits:SPLITS"),
@@ -55,7 +59,7 @@ KINDS = {
         Kind("theorem", "theorems", "offbeat.theory.theorems:BOUNDS"),
         Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),
     )
-}
+}  # fmt: skip
 used: ContextVar[dict[str, str] | None] = ContextVar("used", default=None)
 outside: dict[str, str] = {}  # what was found that does not ship, and its file
 
@@ -218,11 +222,28 @@ def misfit(kind: str, thing: Any) -> str | None:
     if not KINDS[kind].gives:
         return None
     wanted = attribute(KINDS[kind].gives)
+    if KINDS[kind].narrower and not lacking(wanted, thing):
+        wanted = attribute(KINDS[kind].narrower)(thing)
     if getattr(wanted, "_is_protocol", False):
-        members = [name for name in vars(wanted) if not name.startswith("_")]
-        lacks = [name for name in members if not hasattr(type(thing), name) and not hasattr(thing, name)]
+        lacks = lacking(wanted, thing)
         return f"a {wanted.__name__} also has {', '.join(lacks)}" if lacks else None
     return None if isinstance(thing, wanted) else f"it must give a {wanted.__name__}"
+
+
+def lacking(protocol: type, thing: Any) -> list[str]:
+    """What a thing would have to have beside what it has, to fit a protocol."""
+    return [name for name in members(protocol) if not hasattr(type(thing), name) and not hasattr(thing, name)]
+
+
+def members(protocol: type) -> list[str]:
+    parts = [base for base in reversed(protocol.__mro__) if getattr(base, "_is_protocol", False)]
+    return [name for part in parts for name in vars(part) if not name.startswith("_")]
+
+
+def meant(kind: str, thing: Any) -> bool:
+    """Whether a thing is meant to be of a kind that has a protocol: it has half of what that asks, or more."""
+    protocol = attribute(KINDS[kind].gives)
+    return 2 * len(lacking(protocol, thing)) <= len(members(protocol))
 
 
 # ---- the digest of the source -------------------------------------------------------------------

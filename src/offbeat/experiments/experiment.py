@@ -11,7 +11,7 @@ from offbeat.config.choices import Choice, Engines, Mode, Precision
 from offbeat.config.options import defaults, value_problems
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import maker
-from offbeat.method import policy_options
+from offbeat.method import inner_policies, policy_options
 from offbeat.runs.target import target_problems
 from offbeat.tasks.make import DEFAULTS
 
@@ -100,6 +100,5 @@ def written_policy(when: Any) -> dict[str, Any]:
         options = {"policy": registry.name_of("policy", type(given)), **options}
     else:
         return {"policy": shown(given), "custom": True}
-    if "between" in options:
-        options["between"] = written_policy(options["between"])
-    return options
+    inner = [name for name in inner_policies(registry.find("policy", options["policy"])) if options.get(name)]
+    return options | {name: written_policy(options[name]) for name in inner}

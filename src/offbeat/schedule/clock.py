@@ -42,7 +42,7 @@ from offbeat.records import (
     Woke,
 )
 from offbeat.schedule.agenda import Agenda, Entry
-from offbeat.schedule.device import Durations, opening, own_steps, steady
+from offbeat.schedule.device import Durations
 from offbeat.schedule.guard import nothing_refused
 from offbeat.schedule.ticks import NEAREST, PER_SECOND, InTicks, SteadyInTicks, ticks
 
@@ -65,10 +65,10 @@ class VirtualClock:
         self.holds, self.overlaps = policy.holds, policy.overlaps
         self.in_turn = not self.holds and not self.overlaps  # what is computed is sent at once, and nothing else begins
         self.durations = durations
-        columns = steady(durations)
+        columns = durations.steady
         self.takes = InTicks(durations) if columns is None else SteadyInTicks(columns)
         self.bound = ticks(durations.download_bound)
-        self.own = own_steps(durations)
+        self.own = durations.own_steps
         self.conductor: Conductor = policy.conductor(clients, rng)
         self.agenda = Agenda()
         self.put = self.agenda.put
@@ -397,7 +397,7 @@ class VirtualClock:
         return [client for client in everyone if client not in self.away] if self.away else everyone
 
     def look_who_is_there(self) -> None:
-        for client, there, until in opening(self.durations):
+        for client, there, until in self.durations.opening():
             if not there:
                 self.away.add(client)
                 self.say((0.0, Left(client)))
