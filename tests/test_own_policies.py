@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from offbeat import ConfigError, Experiment, Method, run
+from offbeat import ConfigError, Experiment, Method, OffbeatError, run
 from offbeat.config import registry
 from offbeat.experiments import cluster_views
 from offbeat.experiments.assemble import build, build_method, build_policy
@@ -18,9 +19,13 @@ from offbeat.fleets.make import build as build_fleet
 from offbeat.laws import check_policy
 from offbeat.method import ClusterPolicy, Policy, inner_policies
 from offbeat.methods import METHODS
+from offbeat.records import Drop, Fetch, Offer, Start, WakeAt
 from offbeat.schedule.buffer import Buffer
+from offbeat.schedule.commands import command_problem
+from offbeat.schedule.guard import Guard
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
+from offbeat.schedule.sampled import Sampled
 from worlds import final, quadratic_world, times
 
 
@@ -180,3 +185,76 @@ def test_values_of_the_wrong_kind_in_a_policy_of_ones_own_are_named() -> None:
     assert f"policy '{__name__}:Everyone': steps = 'three'; it must be a whole number" in problems(Everyone("three"))  # type: ignore[arg-type]
     assert "policy 'rounds': steps = 'two'" in problems(Within(Rounds("two")))  # type: ignore[arg-type]
     assert "policy 'hybrid': between = 3; it is a policy" in problems(Hybrid(3))  # type: ignore[arg-type]
+
+
+# ---- commands that nobody can obey --------------------------------------------------------------
+class Saying:
+    """A conductor that says something else in the place of its first start, or of its first one after a commit."""
+
+    def __init__(self, conductor: Any, command: Any, later: bool) -> None:
+        self.conductor, self.command, self.later = conductor, command, later
+
+    def __getattr__(self, name: str) -> Any:
+        def heard(now: float, event: Any) -> Any:
+            answer = getattr(self.conductor, name)(now, event)
+            if self.command is None or (self.later and name == "begin"):
+                return answer
+            place = next((i for i, command in enumerate(answer) if isinstance(command, Start | Fetch | Offer)), None)
+            if place is not None:
+                answer[place], self.command = self.command, None
+            return answer
+
+        return heard
+
+
+@dataclass(frozen=True)
+class Misled:
+    """Another policy that says one thing that nobody can obey."""
+
+    policy: Policy
+    command: Any
+    later: bool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["policy"], name)
+
+    def conductor(self, clients: int, rng: random.Random) -> Any:
+        return Saying(self.policy.conductor(clients, rng), self.command, self.later)
+
+
+NOBODY = {
+    "a client below 0": (Start(-1, 0, 3), "it speaks of client -1, and there are 0 to 7"),
+    "a client beyond the fleet": (Start(8, 0, 3), "it speaks of client 8, and there are 0 to 7"),
+    "a version that is not there": (Start(1, 99, 3), "it starts from version 99, and there are 0 to "),
+    "a version below 0": (Start(1, -1, 3), "it starts from version -1, and there are 0 to "),
+    "steps below 0": (Start(1, 0, -3), "it orders -3 steps; give a whole number"),
+    "a fetch of nobody": (Fetch(-2), "it speaks of client -2, and there are 0 to 7"),
+    "a drop of nobody": (Drop(40), "it speaks of client 40, and there are 0 to 7"),
+    "an offer of what is not there": (Offer(5, 3), "it offers version 5, and the newest is "),
+    "an alarm that is past": (WakeAt(-1.0, 0), "it wants to be woken at -1.0 s, which is past"),
+    "no command": ("start", "'start' is no command"),
+}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    "policy", [Rounds(3), Buffer(2, 3), Buffer(2, 3, restart="fresh", overlap=True), Sampled(2, 3)]
+)
+@pytest.mark.parametrize("case", NOBODY)
+def test_a_run_ends_with_a_sentence_on_a_command_that_nobody_can_obey(case: str, policy: Policy, later: bool) -> None:
+    command, problem = NOBODY[case]
+    method = Method("misled", Misled(policy, command, later), METHODS["local-sgd"]().what)
+    with pytest.raises(OffbeatError) as error:
+        run(Experiment(method=method, task=quadratic_world(8), fleet="equal", device="cpu", until={"commits": 5}))
+    assert f"policy '{policy.kind}' (Misled) answers {command!r} at " in str(error.value)
+    assert problem in str(error.value)
+
+
+def test_a_guard_ends_with_the_same_sentence() -> None:
+    guard = Guard(Misled(Rounds(3), Start(-1, 0, 3), False), 8, random.Random(0))
+    with pytest.raises(OffbeatError, match=r"\(Misled\) answers Start\(client=-1.*it speaks of client -1"):
+        guard.begin(0.0, range(8))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert command_problem(0.0, Start(np.int64(3), np.int64(0), np.int64(2)), 8, 0) is None  # type: ignore[arg-type]
