@@ -1,7 +1,7 @@
 """A recipe is data: the cells of a table or figure, the paper's figures for them, and what the paper states in words.
 
-A cell is one run with one seed: an experiment (`Training`) or a measuring job. `engine` runs cells, `progress` keeps
-their records, `tables` lays them beside the paper's figures, `page` writes them down.
+A cell is one run with one seed: an experiment (`Training`) or a measuring job. `runner` runs cells, `ledger` keeps
+their records, `agreement` lays them beside the paper's figures, `page` writes them down.
 """
 
 from __future__ import annotations
