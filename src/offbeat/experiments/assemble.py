@@ -204,6 +204,20 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
     return registry.make("policy", str(kind), **rest) if len(problems) == before else None
 
 
+def read_experiment(table: Mapping[str, Any]) -> Experiment:
+    """The experiment of a table (a TOML file). Where some of its keys are refused, the problems of the others are named
+    with them."""
+    try:
+        return Experiment.of(table)
+    except ConfigError as error:
+        known = {f.name for f in fields(Experiment)}
+        try:
+            build(Experiment.of({name: value for name, value in table.items() if name in known}))
+        except ConfigError as more:
+            raise ConfigError(dict.fromkeys((*error.problems, *more.problems))) from None
+        raise
+
+
 def build(experiment: Experiment) -> Built:
     """All objects of an experiment, or one error that names everything that is wrong with it."""
     with registry.recording() as sources, threads(1):  # calls that are tried are small; several threads would wait
