@@ -38,6 +38,7 @@ class Kind:
     shipped: str = ""  # module:table of what ships; imported when it is asked for
     gives: str = ""  # module:class of what its functions give; "": whoever calls them sees to it
     narrower: str = ""  # module:function from such a thing to the class that it must fit, by what it says of itself
+    values: bool = False  # a name may also stand for such a thing itself
 
 
 KINDS = {
@@ -57,7 +58,7 @@ KINDS = {
         Kind("metric", "metrics", "offbeat.numerics.metrics:METRICS"),
         Kind("callback", "callbacks", "offbeat.runs.watchers:CALLBACKS", "offbeat.runs.callbacks:Callback"),
         Kind("theorem", "theorems", "offbeat.theory.theorems:BOUNDS"),
-        Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),
+        Kind("recipe", "recipes", "offbeat.papers:RECIPES", "offbeat.papers.recipe:Recipe", values=True),
     )
 }  # fmt: skip
 used: ContextVar[dict[str, str] | None] = ContextVar("used", default=None)
@@ -88,6 +89,8 @@ def find(kind: str, name: str) -> Any:
 def make(kind: str, name: str, *given: Any, **options: Any) -> Any:
     """What the function of that name gives. A fault of a function of one's own becomes a sentence."""
     function = find(kind, name)
+    if KINDS[kind].values and not callable(function):
+        return function
     if name in shipped(kind):
         return function(*given, **options)
     thing = called(f"{kind} '{name}'", function, *given, **options)
@@ -150,8 +153,10 @@ def load(kind: str, name: str, point: str | EntryPoint) -> tuple[ModuleType, Mak
     except AttributeError:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError([f"{where}: {unknown(f'function of {module.__file__}', attributes, known)}"]) from None
-    if not callable(function):
-        raise ConfigError([f"{where} is {shown(function)}; name a function that gives a {kind}, or a class"])
+    if not callable(function) and not (KINDS[kind].values and misfit(kind, function) is None):
+        makers = f"a function that gives a {kind}, or a class"
+        itself = f"a {kind}, or a function that gives one" if KINDS[kind].values else makers
+        raise ConfigError([f"{where} is {shown(function)}; name {itself}"])
     return module, function
 
 
