@@ -224,7 +224,7 @@ async def puppet(address: str, keys: Any, update: bytes, counts: dict[str, int])
 
     async with transport.dial(address, keys) as channel:
         stream = transport.call(channel)
-        await stream.write(wire.encode(wire.Hello(wire.PROTOCOL, "puppet", -1, "")))
+        await stream.write(wire.encode(wire.Hello(wire.PROTOCOL, -1, "")))
         welcome = wire.decode(await stream.read())
         await stream.write(wire.encode(wire.Ready(welcome.model, 7, "", [], -1, "")))
         counts["connected"] += 1

@@ -305,7 +305,9 @@ class Waking(Silent):
 
 @dataclass(frozen=True)
 class Never(Silent):
-    answer = staticmethod(lambda now, orders: [order for order in orders if not isinstance(order, Commit)])
+    answer = staticmethod(
+        lambda now, orders: [Start(order.client, 0, 2) for order in orders if isinstance(order, Start)]
+    )
 
 
 class Deaf(BufferConductor):

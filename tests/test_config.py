@@ -18,7 +18,7 @@ import digits_runs
 from offbeat import METHODS, Buffer, ConfigError, Experiment, Rounds, Sampled, Task, build, run
 from offbeat.config import toml
 from offbeat.config.options import defaults, fits, option_problems, spoken
-from offbeat.experiments.assemble import build_method
+from offbeat.experiments.assemble import build_method, read_experiment
 from offbeat.fleets.make import FLEETS
 from offbeat.fleets.make import build as build_fleet
 from stopped_runs import same_bits
@@ -183,6 +183,20 @@ def test_unknown_keys_of_an_experiment_are_all_named():
     assert len(caught.value.problems) == 2
     assert "unknown key 'methd': did you mean 'method'?" in caught.value.problems[0]
     assert "unknown key 'sed': did you mean 'seed'?" in caught.value.problems[1]
+
+
+def test_unknown_keys_are_named_with_all_other_problems_of_a_file():
+    table = {"methd": "fedbuff", "task": {"name": "digits", "clients": -3}, "seed": -1, "device": "cpu", "targets": 3}
+    with pytest.raises(ConfigError) as caught:
+        read_experiment(table | {"method": {"name": "fedbuff", "bufer_size": 2}})
+    unknown_key, *others = caught.value.problems
+    assert "unknown key 'methd': did you mean 'method'?" in unknown_key
+    for said in ("seed = -1", "clients = -3", "did you mean 'buffer_size'?", "targets = 3; it must be a list"):
+        assert sum(said in problem for problem in others) == 1, said
+    with pytest.raises(ConfigError) as caught:
+        read_experiment({"sed": 1, "device": "cpu"})
+    assert len(caught.value.problems) == 1
+    assert read_experiment({"seed": 4}) == Experiment(seed=4)
 
 
 def test_an_experiment_of_a_table_is_the_experiment_in_python():

@@ -9,7 +9,7 @@ import pytest
 
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build
-from offbeat.fleets.presence import OnOff, Recorded
+from offbeat.fleets.presence import OnOff, Presence, Recorded
 from offbeat.records import Arrived, Begun, Commit, Left
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
@@ -93,3 +93,29 @@ def test_nothing_is_consumed_from_a_client_that_is_away(policy):
                 assert any(begin <= begun[job] <= arrived[job] <= end for begin, end in there[job[0]])
     assert consumed > 20
     assert losses > 5  # drop-outs happened as well
+
+
+class Mornings(Presence):
+    """Odd clients come after a second; it does not say how everyone begins."""
+
+    def problems(self, clients):
+        return []
+
+    def __call__(self, client):
+        return iter([(0.0, False), (1.0, True)] if client % 2 else [(0.0, True)])
+
+
+class Bare:
+    """It lacks what Presence answers for those who derive from it."""
+
+    problems, __call__ = Mornings.problems, Mornings.__call__
+
+
+def test_a_presence_of_ones_own_need_not_say_how_everyone_begins():
+    fleet = Fleet("mornings", 3, *[np.ones(3)] * 5, presence=Mornings())
+    assert fleet.problems() == []
+    opening = [(0, True, math.inf), (1, False, 1.0), (2, True, math.inf)]
+    assert list(fleet.durations(0, 1.0, 1.0).opening()) == opening
+    assert list(VirtualClock(Rounds(2), fleet.durations(0, 1.0, 1.0), random.Random(0)).durations.opening()) == opening
+    (sentence,) = Fleet("bare", 3, *[np.ones(3)] * 5, presence=Bare()).problems()
+    assert sentence.endswith("it must be a Presence or None, which has opening")

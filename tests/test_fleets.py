@@ -219,3 +219,13 @@ def test_an_impossible_fleet_names_all_its_problems():
         "payload_bytes = nan; it must be a finite number >= 0",
     ]
     assert Fleet("none", 0, *[np.zeros(0)] * 5).problems() == ["clients = 0; a fleet needs at least 1"]
+
+
+def test_a_step_law_is_looked_at_beside_other_problems_unless_it_asks_for_speeds():
+    """What it is called elsewhere in its table does not matter."""
+    with pytest.raises(ConfigError) as error:
+        build("equal", 3, latency="none", local_steps={"law": "linear", "low": 1, "high": 2, "mode": "deadline"})
+    assert any("mode = 'deadline'; it is 'fixed'" in problem for problem in error.value.problems)
+    with pytest.raises(ConfigError) as error:
+        build("equal", 3, latency="none", local_steps={"law": "deadline", "seconds": 1e-9})
+    assert all("deadline" not in problem for problem in error.value.problems)

@@ -15,32 +15,10 @@ from pathlib import Path
 import pytest
 
 import offbeat
+from offbeat import cli
 
 HEAVY = ("torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "sklearn", "pyarrow", "safetensors", "rich")
-COMMANDS = (
-    "run",
-    "resume",
-    "replay",
-    "compare",
-    "measure",
-    "clusters",
-    "list",
-    "paper",
-    "bench",
-    "runs",
-    "show",
-    "table",
-    "plot",
-    "explain",
-    "tune",
-    "report",
-    "watch",
-    "choose",
-    "serve",
-    "join",
-    "keys",
-    "fleet",
-)
+COMMANDS = (*cli.COMMANDS, "fleet")
 
 
 def loaded_after(actions):
@@ -68,7 +46,19 @@ def loaded_after(actions):
 def test_the_schedule_the_contract_and_what_is_checked_first_are_light():
     words = ("choices", "options", "registry", "room", "toml")
     names = ("errors", "records", "keys", "method", "theory.theorems", "bench", *(f"config.{name}" for name in words))
-    policies = ("agenda", "buffer", "clock", "device", "guard", "horizon", "hybrid", "pool", "rounds", "sampled")
+    policies = (
+        "agenda",
+        "buffer",
+        "clock",
+        "commands",
+        "device",
+        "guard",
+        "horizon",
+        "hybrid",
+        "pool",
+        "rounds",
+        "sampled",
+    )
     names += ("schedule", *(f"schedule.{name}" for name in (*policies, "ticks", "trace")), "runs.target")
     actions = ["import offbeat", *(f"import offbeat.{name}" for name in names)]
     actions += [f"offbeat.{name}" for name in ("Buffer", "Method", "Rounds", "ReplayDiffers", "Sampled")]

@@ -144,7 +144,7 @@ def test_a_config_file_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"until": {1: 2}}, "has the key 1; keys are texts"),
         ({"device": None}, "device = None; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"method": METHODS["fedbuff"]}, "it must be a name, or a table with a name"),
-        ({"method": Method("own", None, None)}, "`when` must be a Policy and `what` a Rule"),
+        ({"method": Method("own", None, None)}, "`when` = None; it must be a Policy, and a Policy also has kind"),
         ({"method": {"name": "fedbuff", "when": Buffer(size="3")}}, "size = '3'; it must be a whole number"),
         ({"fleet": Fleet}, "it must be a name, or a table with a name"),
         ({"fleet": 3}, "fleet = 3; it must be a name"),

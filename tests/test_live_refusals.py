@@ -53,7 +53,7 @@ class Wanderer:
 
 
 def hello(client: int = -1, process: str = "") -> bytes:
-    return wire.encode(wire.Hello(wire.PROTOCOL, "test", client, process))
+    return wire.encode(wire.Hello(wire.PROTOCOL, client, process))
 
 
 def health(port: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Cheat:
         self.channel = grpc.secure_channel(live.address, credentials)
         self.out: Any = queue.Queue()
         self.stream = self.channel.stream_stream(f"/{transport.SERVICE}/{transport.SESSION}")(iter(self.out.get, None))
-        self.say(wire.Hello(wire.PROTOCOL, "cheat", -1, ""))
+        self.say(wire.Hello(wire.PROTOCOL, -1, ""))
         self.welcome = self.hear(wire.Welcome)
         self.say(wire.Ready(self.welcome.model, 10, "", [], -1, ""))
 

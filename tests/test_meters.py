@@ -226,7 +226,8 @@ def test_groups_that_fit_do_not_change_what_is_measured() -> None:
 
 
 # ---- advice -------------------------------------------------------------------------------------
-SPECIAL = {"FedAvg, Theorem 5.5", "FedAvg, Theorem A.1", "FedaGrac, Theorem 1", "FedaGrac, Theorem 3"}
+SPECIAL = {f"FedAvg, {name}" for name in ("Theorem 5.5", "Theorem A.1", "Corollary A.3")}
+SPECIAL |= {"FedaGrac, Theorem 1", "FedaGrac, Theorem 3"}
 
 
 @pytest.mark.parametrize("method", ADVISED)
@@ -291,6 +292,7 @@ def test_quadratics_reach_the_theorems_about_them_and_networks_are_told_why_not(
     _, counsels = advise(found, quadratic, "local-sgd")
     assert counsels["FedAvg, Theorem 5.5"].own is not None
     assert counsels["FedAvg, Theorem A.1"].own is not None
+    assert counsels["FedAvg, Corollary A.3"].own is not None
     assert counsels["FedaGrac, Theorem 1"].own is not None
     fedagrac = replace(quadratic, method="fedagrac")
     assert advise(found, fedagrac, "fedagrac")[1]["FedaGrac, Theorem 3"].own is not None

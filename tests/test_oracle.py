@@ -14,6 +14,7 @@ import oracle
 from offbeat.records import Arrived, Begun, Commit, Fetch, Finished, Overwritten
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.device import Durations
 from offbeat.schedule.sampled import Sampled
 
 COMMITS = 60
@@ -22,7 +23,7 @@ STEPS = 3
 
 # ---- fleets -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Table:
+class Table(Durations):
     """Seconds of each client; `jitter` > 0 stretches every job's parts by a factor in [1, 1 + jitter].
 
     They are rounded to the clock's tick, 10 ns, so that the oracle adds up the same numbers.

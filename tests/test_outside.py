@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from offbeat import Experiment, cli, run
+from offbeat.cli.list_command import LISTS
 from offbeat.config import registry
 from offbeat.errors import ConfigError
 from offbeat.fleets.make import build as build_fleet
 from offbeat.runs.manifest import read_manifest
 
 MINE = '''
-"""A method, a policy, a task, a model, a split and a fleet of one's own."""
+"""One of each kind, of one's own."""
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ import torch
 
 from offbeat import Buffer, Callback, Method, Rule, metric
 from offbeat.fleets.synthetic import equal
+from offbeat.papers.recipe import Cell, Recipe, Training
 from offbeat.theory.constants import Advice, Condition
 from offbeat.numerics import local
 from offbeat.tasks.quadratic import quadratic, random_quadratic
@@ -100,6 +102,44 @@ def small_rates(constants, plan):
     return Advice("On halves", 0.2, 1.0, None, "the loss", (condition,))
 
 
+@dataclass(frozen=True)
+class Halved:
+    """Half the bytes."""
+
+    name: str = "halved"
+
+    def encode(self, vector, key):
+        return (vector.half(),)
+
+    def decode(self, parts):
+        return parts[0]
+
+    def bytes(self, dimension):
+        return 2 * dimension
+
+
+def cell(method, size):
+    work = Training({"name": method, "buffer_size": size, "local_steps": 2}, {"name": "digits", "clients": 6}, "equal",
+                    {"commits": 3}, client_steps=36, pace="lr")
+    return Cell(f"{method} b={size}", work, {"commits": 3.0})
+
+
+RECIPE = Recipe("mine-table1", "Mine: commits of two buffers", "Table 1: what two buffers come to.",
+                ("method", "buffer"), (cell("fedbuff", 2), cell("fedbuff", 3)), ("commits",), seeds=1)
+
+
+def recipe():
+    """The same, made anew."""
+    return RECIPE
+
+
+def ring(nodes, seed):
+    """A ring."""
+    import networkx
+
+    return networkx.cycle_graph(nodes)
+
+
 def leaves() -> Method:
     raise SystemExit(3)
 
@@ -164,6 +204,10 @@ ONE_OF_EACH = {
     "split": ("--set", 'task.split={name="mine:strided", skip=1}', "--set", "method.buffer_size=2", *DIGITS),
     "fleet": ("--task", "quadratic", "--fleet", "mine:twice_as_slow", "--set", "fleet.local_steps=2",
               "--set", "method.buffer_size=2", "--set", "fleet.factor=3", *DIGITS),
+    "graph": ("--method", "hl-sgd", "--fleet", "hlsgd", "--set", 'fleet.clusters={count = 2, graph = "mine:ring"}',
+              *DIGITS),
+    "stage": ("--task", "quadratic", "--set", 'method.stages={up = "mine:Halved"}', "--set", "method.buffer_size=2",
+              *DIGITS),
     "metric": ("--metric", "mine:wrong", "--set", "method.buffer_size=2", *DIGITS),
     "callback": ("--callback", "mine:Watching", "--set", "method.buffer_size=2", *DIGITS),
 }  # fmt: skip
@@ -416,20 +460,83 @@ def test_a_metric_is_known_by_the_file_that_has_its_function(here: Path) -> None
     assert sources["metric mine:wrong"] == sources["method mine:halves"]
 
 
-def test_a_theorem_of_an_installed_package_is_asked(
-    offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch
+MEASURE = ("measure", "--task", "quadratic", "--set", "task.clients=6", "--rounds", "1", "--device", "cpu")
+BY_NAME = {kind: ("run", *arguments) for kind, arguments in ONE_OF_EACH.items()}
+BY_NAME |= {
+    "theorem": (*MEASURE, "--method", "mine:halves", "--advise", "mine:halves", "--theorem", "mine:small_rates"),
+    "recipe": ("paper", "mine:RECIPE", "--size", "smoke", "--device", "cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_entry_points_name_one_of_each_kind(
+    kind: str, offbeat: Callable, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package(
-        here,
-        monkeypatch,
-        "[offbeat.methods]\nhalves = packed:halves\n[offbeat.theorems]\non-halves = packed:small_rates\n",
-    )
-    problem = ("--task", "quadratic", "--method", "halves", "--device", "cpu")
-    code, out, err = offbeat("measure", *problem, "--advise", "halves", "--theorem", "on-halves")
+    named = {
+        "method": "halves", "policy": "Pairs", "task": "bowls", "model": "narrow", "split": "strided", "graph": "ring",
+        "fleet": "twice_as_slow", "stage": "Halved", "metric": "wrong", "callback": "Watching",
+        "theorem": "small_rates", "recipe": "RECIPE",
+    }  # fmt: skip
+    assert named.keys() == BY_NAME.keys() == registry.KINDS.keys()
+    package(here, monkeypatch, f"[offbeat.{registry.KINDS[kind].group}]\nown-one = packed:{named[kind]}\n")
+    code, _, err = offbeat(*(word.replace(f"mine:{named[kind]}", "own-one") for word in BY_NAME[kind]))
     assert (code, err) == (0, "")
-    assert "go ahead, on-halves covers these rates" in out
-    asked = offbeat("measure", *problem, "--advise", "halves", "--theorem", "on-halve")
-    assert "did you mean 'on-halves'?" in asked[2]
+    listed = next(group for group, word in LISTS.items() if word == kind)
+    assert json.loads(offbeat("list", listed, "--json")[1])["own-one"]
+    code, _, err = offbeat(*(word.replace(f"mine:{named[kind]}", "own-noe") for word in BY_NAME[kind]))
+    assert (code, "did you mean 'own-one'?" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["mine:RECIPE", "mine:recipe"])
+def test_a_recipe_of_ones_own_takes_every_flag(name: str, offbeat: Callable, here: Path) -> None:
+    paper = ("paper", name, "--size", "smoke", "--device", "cpu", "--only", "b=2")
+    code, out, err = offbeat(*paper, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["figures"][0]["values"]["commits"] == 4  # as many as the smoke size has
+    (line,) = json.loads(offbeat(*paper, "--cells", "--json")[1])
+    assert (line["recipe"], line["cell"], line["seed"]) == ("mine-table1", "fedbuff b=2", 0)
+    (here / "results").mkdir()
+    code, out, _ = offbeat(*paper, "--resume", "--minutes", "5")
+    assert (code, "1 cells were run; their records are in results/papers" in out) == (0, True)
+    (record,) = json.loads((here / "results/papers/mine-table1.json").read_text())
+    assert record["command"].startswith(f"offbeat paper {name} --only 'fedbuff b=2'")
+    assert json.loads(offbeat(*paper, "--cells", "--json")[1]) == []
+    assert [line["cell"] for line in json.loads(offbeat("paper", name, "--status", "--json")[1])] == [
+        "fedbuff b=2",
+        "fedbuff b=3",
+    ]
+    code, out, err = offbeat("paper", name, "--page")
+    assert (code, err) == (0, "")
+    page = (here / "results/README.md").read_text()
+    assert f"Made by `offbeat paper {name} --page`" in page
+    assert "### Mine: commits of two buffers" in page
+    assert "DLSGD" not in page
+    assert "Table 1" in offbeat("list", "papers", "mine:RECIPE")[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("R = 3", "is 3; name a recipe, or a function that gives one"),
+        ("def R(): return 3", "gives 3; it must give a Recipe"),
+        ("def R(settings): return RECIPE", "stopped with TypeError"),
+        ("R = replace(RECIPE, name='dlsgd-table2')", "its name is 'dlsgd-table2', as that of one that ships"),
+        ("R = replace(RECIPE, name='../up')", "its name '../up' is no name of a file"),
+        ("R = replace(RECIPE, kinds=('method',))", "cell 'fedbuff b=2' has 2 words, for the kinds method"),
+        ("R = replace(RECIPE, cells=RECIPE.cells[:1] * 2)", "cell 'fedbuff b=2' is there twice"),
+        ("R = replace(RECIPE, cells=())", "it has no cells"),
+        ("R = replace(RECIPE, cells=(replace(RECIPE.cells[0], work=print, pace='snail'),))", "unknown pace 'snail'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_a_sentence(lines: str, said: str, offbeat: Callable, here: Path) -> None:
+    (here / "mine.py").write_text(f"{MINE}\n{lines}\n")
+    code, _, err = offbeat("paper", "mine:R", "--cells")
+    assert (code, "recipe 'mine:R'" in err, said in err) == (2, True, True), err
+
+
+def test_all_recipes_at_once_are_not_remade(offbeat: Callable) -> None:
+    code, _, err = offbeat("paper", "all")
+    assert (code, "name one, or give --cells" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.papers import PAPERS, RECIPES, agreement, page, runner
+from offbeat.papers import RECIPES, agreement, page, runner
 from offbeat.papers.ledger import PACES, Ledger, estimate
 from offbeat.papers.recipe import Cell, Claim, Recipe, Run, Settings, Training
 
@@ -44,13 +44,13 @@ def makes(tmp_path_factory):
 
     def make(name):
         if name not in made:
-            made[name] = PAPERS[name](smoke(tmp_path_factory.mktemp(name), *ONE.get(name, ())))
+            made[name] = runner.make(RECIPES[name], smoke(tmp_path_factory.mktemp(name), *ONE.get(name, ())))
         return made[name]
 
     return make
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_makes_its_table_and_picture(name, makes):
     made, recipe = makes(name), RECIPES[name]
     table, folder = made.tables[0], made.files[0].parent
@@ -69,16 +69,16 @@ def test_every_recipe_makes_its_table_and_picture(name, makes):
     assert shown, "no value of the table was measured"
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_words_that_fit_nothing_and_unknown_n_are_refused(name, tmp_path):
     with pytest.raises(ConfigError, match=r"--only zzz fits nothing here; the words are: "):
-        PAPERS[name](smoke(tmp_path, "zzz"))
+        runner.make(RECIPES[name], smoke(tmp_path, "zzz"))
     with pytest.raises(ConfigError, match=r"--n 7; "):
-        PAPERS[name](smoke(tmp_path, n=(7,)))
+        runner.make(RECIPES[name], smoke(tmp_path, n=(7,)))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_cell_keeps_to_what_the_paper_states(name):
     recipe = RECIPES[name]
     for stated in recipe.stated:
@@ -90,7 +90,7 @@ def test_every_cell_keeps_to_what_the_paper_states(name):
                 assert stated.at(cell.work) in stated.values, f"{cell.name}, {stated.path}: {stated.where}"
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_cells_are_named_by_kind_and_can_be_estimated(name):
     recipe = RECIPES[name]
     names = [cell.name for cell in recipe.cells]

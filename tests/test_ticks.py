@@ -23,6 +23,7 @@ from offbeat.keys import generator
 from offbeat.records import Arrived, Begun, Commit, Row, WakeAt, Woke
 from offbeat.schedule.buffer import Buffer
 from offbeat.schedule.clock import VirtualClock
+from offbeat.schedule.device import Durations
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.schedule.rounds import Rounds
 from offbeat.schedule.sampled import Sampled
@@ -45,7 +46,7 @@ POLICIES = [
 
 
 @dataclass(frozen=True)
-class Multiplied:
+class Multiplied(Durations):
     """A fleet's durations, their ticks multiplied by a whole number."""
 
     inner: Any

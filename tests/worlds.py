@@ -16,7 +16,7 @@ from offbeat.fleets.make import build
 from offbeat.keys import generator
 from offbeat.method import Method
 from offbeat.schedule.clock import VirtualClock
-from offbeat.schedule.device import OWN_STEPS
+from offbeat.schedule.device import OWN_STEPS, Durations
 from offbeat.schedule.horizon import Horizon
 from offbeat.schedule.hybrid import Hybrid
 from offbeat.tasks.quadratic import quadratic, random_quadratic
@@ -24,7 +24,7 @@ from offbeat.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Times:
+class Times(Durations):
     """Constant durations per client."""
 
     down: Sequence[float]

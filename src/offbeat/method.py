@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import reduce, wraps
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeGuard, get_args, get_type_hints
 
+from offbeat.config.options import hints_of
 from offbeat.errors import ConfigError, OffbeatError, shown
 from offbeat.keys import fold
 from offbeat.records import Arrived, Command, Joined, Left, Woke
@@ -73,13 +74,71 @@ class Policy(Protocol):
         """A job that a client has begun may be left out of every commit, though the client stays."""
 
     @property
+    def synchronous(self) -> bool:
+        """All updates of a commit start from the version that it replaces: clients wait for one another."""
+
+    @property
     def speaks_of(self) -> str:
-        """Who starts and reports: "clients" or "clusters"."""
+        """Who starts and reports: "clients", or "clusters" (then it is a `ClusterPolicy`)."""
 
     @property
     def options(self) -> Mapping[str, str]:
         """What a method's user may say of it: an option's name, and the field that it sets ("between.steps": a field of
         the policy inside)."""
+
+
+class ClusterPolicy(Policy, Protocol):
+    """A policy that speaks of clusters, and what devices do inside one."""
+
+    @property
+    def every(self) -> int:
+        """Local steps between two phases in which devices exchange models."""
+
+    @property
+    def rounds(self) -> int:
+        """Exchanges in a row in such a phase; 0: models are never exchanged."""
+
+    @property
+    def edge(self) -> bool:
+        """Models go through an edge server that takes the mean, and not along the links between devices."""
+
+    @property
+    def server(self) -> bool:
+        """There is a server that clusters report to; else devices carry on from their own models."""
+
+    @property
+    def sample(self) -> float:
+        """The share of a cluster's devices that report."""
+
+    @property
+    def gossips(self) -> bool:
+        """Whether devices need links to one another."""
+
+    def exchanges(self, steps: int) -> int:
+        """How often models go over a device's links in a job of so many steps."""
+
+    def reports(self, devices: int) -> int:
+        """How many devices of a cluster of so many report."""
+
+    def reporters(self, seed: int, cluster: int, job: int, devices: int) -> list[int]:
+        """Which of them, by their places in the cluster."""
+
+
+def conducts_clusters(policy: Policy) -> TypeGuard[ClusterPolicy]:
+    """Whether clusters stand in the place of clients. The registry sees to it that such a policy is a ClusterPolicy."""
+    return policy.speaks_of == "clusters"
+
+
+def contract_of(policy: Policy) -> type:
+    """What a policy must be, by what it says of itself."""
+    return ClusterPolicy if conducts_clusters(policy) else Policy
+
+
+def inner_policies(make: Callable[..., Any]) -> dict[str, bool]:
+    """The options of a policy's maker that are policies themselves, which it says by their type `Policy`; and whether
+    each may be None."""
+    hints = {name: (hint, *get_args(hint)) for name, hint in hints_of(make).items() if name != "return"}
+    return {name: type(None) in types for name, types in hints.items() if Policy in types}
 
 
 # ---- what ---------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ def choose(
 
     Example: offbeat choose --fleet phones.toml --task digits --budget virtual_seconds=60 --target 0.85
     """
-    experiment = experiment_of(config, {"task": task, "fleet": fleet, "seed": seed, "device": device}, sets)
+    experiment = experiment_of(
+        config, {"task": task, "fleet": fleet, "seed": seed, "device": device}, sets, whole=False
+    )
     if budget:
         experiment = replace(experiment, until=limits(budget))
     elif config is None:

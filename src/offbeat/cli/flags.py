@@ -65,14 +65,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 
 def experiment_of(
     config: Path | None, flags: dict[str, Any], sets: list[str] | None, until: list[str] | None = None,
-    metrics: list[str] | None = None, callbacks: list[str] | None = None,
+    metrics: list[str] | None = None, callbacks: list[str] | None = None, whole: bool = True,
 ) -> Experiment:  # fmt: skip
-    """The experiment that a file, if any, and the flags describe."""
+    """The experiment that a file, if any, and the flags describe; not `whole` where others put in the method."""
     table = toml.read(config) if config else {}
     watching(table, callbacks)
+    from offbeat.experiments.assemble import read_experiment
     from offbeat.experiments.experiment import Experiment
 
-    return Experiment.of(merge(table, flags, sets or [], until or [], metrics or []))
+    read = read_experiment if whole else Experiment.of
+    return read(merge(table, flags, sets or [], until or [], metrics or []))
 
 
 def engine_of(engine: str | None, workers: int | None, address: str | None) -> dict[str, Any]:

@@ -46,12 +46,12 @@ def list_names(
         show_options(what, name, as_json)
         return
     sources = data_sources() if what == "tasks" else {}
-    described = {known: first_line(sources.get(known, thing)) for known, thing in registry.names(LISTS[what]).items()}
+    lines = {known: first_line(sources.get(known, thing)) for known, thing in registry.names(LISTS[what]).items()}
     if as_json:
-        print(json.dumps(described))
+        print(json.dumps(lines))
         return
-    width = max(map(len, described))
-    for known, text in described.items():
+    width = max(map(len, lines))
+    for known, text in lines.items():
         print(f"{known:<{width}}  {text}")
 
 
@@ -62,7 +62,8 @@ def show_options(what: str, name: str, as_json: bool) -> None:
         thing = maker(name)
     else:
         thing = registry.find(LISTS[what], name)
-    options = defaults(thing, HIDDEN if what in ("methods", "tasks") else (*HIDDEN, "clients"))
+    hidden = HIDDEN if what in ("methods", "tasks") else (*HIDDEN, "clients")
+    options = defaults(thing, hidden) if callable(thing) else {}
     if what == "tasks":
         from offbeat.tasks.make import DEFAULTS
 
@@ -70,7 +71,7 @@ def show_options(what: str, name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({key: repr(value) for key, value in options.items()}))
         return
-    print((thing.__doc__ or "").strip())
+    print(described(thing))
     for key, value in options.items():
         print(f"  {key} = {toml.value(value)}")
 
@@ -113,6 +114,12 @@ def show_fast_paths(as_json: bool) -> None:
     print(f"\nGradients agree with PyTorch's own for one client to a relative {TABLE[0].tolerance:g} in float64.")
 
 
+def described(thing: Any) -> str:
+    """What a function says of itself, or a recipe, which may be a value."""
+    text: str | None = thing.__doc__ if callable(thing) else thing.about
+    return (text or "").strip()
+
+
 def data_sources() -> Mapping[str, Any]:
     """Tasks whose maker is shared are described by where their data come from."""
     from offbeat.tasks.data import DATA
@@ -121,5 +128,5 @@ def data_sources() -> Mapping[str, Any]:
 
 
 def first_line(thing: Any) -> str:
-    text = f"cannot be loaded: {thing}" if isinstance(thing, ConfigError) else (thing.__doc__ or "").strip()
+    text = f"cannot be loaded: {thing}" if isinstance(thing, ConfigError) else described(thing)
     return text.splitlines()[0] if text else ""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offbeat.cli.flags import Address, Json, Overwrite
 from offbeat.cli.output import show_json, show_table, terminal
-from offbeat.config import registry
-from offbeat.errors import ConfigError, unknown
+from offbeat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from offbeat.papers.ledger import Ledger
+    from offbeat.papers.recipe import Recipe, Settings
 
 
 def paper(
-    name: Annotated[str, typer.Argument(help="A recipe: `offbeat list papers`; or `all`, with what is kept of them.")],
+    name: Annotated[
+        str, typer.Argument(help="A recipe: `offbeat list papers`, or module:name; or `all`, with what is kept.")
+    ],
     only: Annotated[list[str] | None, typer.Option(help="Only these methods or data sets; repeatable.")] = None,
     n: Annotated[list[int] | None, typer.Option("--n", help="Only these values of n; repeatable.")] = None,
     seeds: Annotated[
@@ -53,42 +58,43 @@ def paper(
 
     Example: offbeat paper dlsgd-table2 --cells; offbeat paper dlsgd-table2 --resume --minutes 9 --device cuda
     """
-    from offbeat.papers import RECIPES
-    from offbeat.papers import page as summary
+    from offbeat.papers import recipes_of
     from offbeat.papers.ledger import Ledger
     from offbeat.papers.recipe import Settings
-    from offbeat.papers.runner import resume as fill
-    from offbeat.runs.disk import storing
-    from offbeat.runs.folder import Folder, file_name
+    from offbeat.runs.folder import file_name
 
     keeping = cells or resume or status or page or merge is not None
-    if keeping and name != "all" and name not in RECIPES:
-        raise ConfigError([unknown("recipe", name, RECIPES)])
-    if not keeping:
-        registry.find("recipe", name)
+    recipes = recipes_of(name)
+    if name == "all" and not keeping:
+        raise ConfigError(["all recipes are a long run; name one, or give --cells, --resume, --status or --page"])
     size = scale or ("full" if keeping else "small")
     settings = Settings(tuple(only or ()), tuple(n or ()), seeds, device, precision, size, out / file_name(name), seed,
                         workers, address)  # fmt: skip
-    if keeping:
-        kept = Ledger(results)
-        recipes = list(RECIPES.values()) if name == "all" else [RECIPES[name]]
-        if merge is not None:
-            print(f"took over {kept.merge(merge)} records from {merge}")
-        if resume:
-            done = fill(recipes, kept, settings, minutes, lambda text: print(text, file=sys.stderr, flush=True))
-            print(f"{done} cells were run; their records are in {results}")
-        if cells or status:
-            found = summary.cells(recipes, kept, settings) if cells else summary.status(recipes, kept)
-            if as_json:
-                show_json(found)
-            else:
-                summary.show(found, terminal())
-        if page:
-            for path in summary.write_pages(recipes, kept):
-                print(f"wrote {path}")
+    if not keeping:
+        remake(recipes[0], settings, overwrite, as_json)
         return
+    kept = Ledger(results)
+    if merge is not None:
+        print(f"took over {kept.merge(merge)} records from {merge}")
+    if resume:
+        fill(recipes, kept, settings, minutes)
+    if cells or status:
+        show_cells(recipes, kept, settings if cells else None, as_json)
+    if page:
+        from offbeat.papers.page import write_pages
+
+        for path in write_pages(recipes, kept):
+            print(f"wrote {path}")
+
+
+def remake(recipe: Recipe, settings: Settings, overwrite: bool, as_json: bool) -> None:
+    """Run the chosen cells, keep nothing but tables and pictures, and show them."""
+    from offbeat.papers.runner import make
+    from offbeat.runs.disk import storing
+    from offbeat.runs.folder import Folder
+
     with Folder(settings.out, "paper", overwrite) as folder, storing(settings.out):
-        made = registry.make("recipe", name, settings)
+        made = make(recipe, settings)
         folder.add(made.files)
     if as_json:
         show_json(made.json())
@@ -97,3 +103,22 @@ def paper(
         show_table(table.title, table.columns, table.rows)
     for line in (*made.notes, *(f"wrote {path}" for path in made.files)):
         print(line)
+
+
+def fill(recipes: list[Recipe], kept: Ledger, settings: Settings, minutes: float) -> None:
+    """Run missing cells and keep their records."""
+    from offbeat.papers.runner import resume
+
+    done = resume(recipes, kept, settings, minutes, lambda text: print(text, file=sys.stderr, flush=True))
+    print(f"{done} cells were run; their records are in {kept.folder}")
+
+
+def show_cells(recipes: list[Recipe], kept: Ledger, settings: Settings | None, as_json: bool) -> None:
+    """The missing cells under these settings, or how all of them stand."""
+    from offbeat.papers import page
+
+    lines = page.status(recipes, kept) if settings is None else page.cells(recipes, kept, settings)
+    if as_json:
+        show_json(lines)
+    else:
+        page.show(lines, terminal())

@@ -37,13 +37,18 @@ class Kind:
     group: str
     shipped: str = ""  # module:table of what ships; imported when it is asked for
     gives: str = ""  # module:class of what its functions give; "": whoever calls them sees to it
+    narrower: str = ""  # module:function from such a thing to the class that it must fit, by what it says of itself
+    values: bool = False  # a name may also stand for such a thing itself
 
 
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("method", "methods", "offbeat.methods:METHODS", "offbeat.method:Method"),
-        Kind("policy", "policies", "offbeat.schedule.policies:POLICIES", "offbeat.method:Policy"),
+        Kind(
+            "policy", "policies", "offbeat.schedule.policies:POLICIES", "offbeat.method:Policy",
+            "offbeat.method:contract_of",
+        ),
         Kind("task", "tasks", "offbeat.tasks.make:TASKS", "offbeat.tasks.task:Task"),
         Kind("model", "models", "offbeat.tasks.models:MODELS", "torch.nn:Module"),
         Kind("split", "splits", "offbeat.tasks.splits:SPLITS"),
@@ -53,9 +58,9 @@ KINDS = {
         Kind("metric", "metrics", "offbeat.numerics.metrics:METRICS"),
         Kind("callback", "callbacks", "offbeat.runs.watchers:CALLBACKS", "offbeat.runs.callbacks:Callback"),
         Kind("theorem", "theorems", "offbeat.theory.theorems:BOUNDS"),
-        Kind("recipe", "recipes", "offbeat.papers:PAPERS", "offbeat.papers.recipe:Made"),
+        Kind("recipe", "recipes", "offbeat.papers:RECIPES", "offbeat.papers.recipe:Recipe", values=True),
     )
-}
+}  # fmt: skip
 used: ContextVar[dict[str, str] | None] = ContextVar("used", default=None)
 outside: dict[str, str] = {}  # what was found that does not ship, and its file
 
@@ -84,6 +89,8 @@ def find(kind: str, name: str) -> Any:
 def make(kind: str, name: str, *given: Any, **options: Any) -> Any:
     """What the function of that name gives. A fault of a function of one's own becomes a sentence."""
     function = find(kind, name)
+    if KINDS[kind].values and not callable(function):
+        return function
     if name in shipped(kind):
         return function(*given, **options)
     thing = called(f"{kind} '{name}'", function, *given, **options)
@@ -146,8 +153,10 @@ def load(kind: str, name: str, point: str | EntryPoint) -> tuple[ModuleType, Mak
     except AttributeError:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError([f"{where}: {unknown(f'function of {module.__file__}', attributes, known)}"]) from None
-    if not callable(function):
-        raise ConfigError([f"{where} is {shown(function)}; name a function that gives a {kind}, or a class"])
+    if not callable(function) and not (KINDS[kind].values and misfit(kind, function) is None):
+        makers = f"a function that gives a {kind}, or a class"
+        itself = f"a {kind}, or a function that gives one" if KINDS[kind].values else makers
+        raise ConfigError([f"{where} is {shown(function)}; name {itself}"])
     return module, function
 
 
@@ -218,11 +227,28 @@ def misfit(kind: str, thing: Any) -> str | None:
     if not KINDS[kind].gives:
         return None
     wanted = attribute(KINDS[kind].gives)
+    if KINDS[kind].narrower and not lacking(wanted, thing):
+        wanted = attribute(KINDS[kind].narrower)(thing)
     if getattr(wanted, "_is_protocol", False):
-        members = [name for name in vars(wanted) if not name.startswith("_")]
-        lacks = [name for name in members if not hasattr(type(thing), name) and not hasattr(thing, name)]
+        lacks = lacking(wanted, thing)
         return f"a {wanted.__name__} also has {', '.join(lacks)}" if lacks else None
     return None if isinstance(thing, wanted) else f"it must give a {wanted.__name__}"
+
+
+def lacking(protocol: type, thing: Any) -> list[str]:
+    """What a thing would have to have beside what it has, to fit a protocol."""
+    return [name for name in members(protocol) if not hasattr(type(thing), name) and not hasattr(thing, name)]
+
+
+def members(protocol: type) -> list[str]:
+    parts = [base for base in reversed(protocol.__mro__) if getattr(base, "_is_protocol", False)]
+    return [name for part in parts for name in vars(part) if not name.startswith("_")]
+
+
+def meant(kind: str, thing: Any) -> bool:
+    """Whether a thing is meant to be of a kind that has a protocol: it has half of what that asks, or more."""
+    protocol = attribute(KINDS[kind].gives)
+    return 2 * len(lacking(protocol, thing)) <= len(members(protocol))
 
 
 # ---- the digest of the source -------------------------------------------------------------------

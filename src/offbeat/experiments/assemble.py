@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -27,7 +27,7 @@ from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
-from offbeat.method import Method, Policy, Rule, policy_options
+from offbeat.method import ClusterPolicy, Method, Policy, Rule, conducts_clusters, inner_policies, policy_options
 from offbeat.numerics.batch_norm import method_problems, tracking
 from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
 from offbeat.numerics.threads import threads
@@ -36,7 +36,6 @@ from offbeat.runs.logbook import Evaluate
 from offbeat.runs.target import limit_problems, target_problems
 from offbeat.schedule.clock import VirtualClock
 from offbeat.schedule.horizon import Driver, Horizon
-from offbeat.schedule.hybrid import Hybrid, conducts_clusters
 from offbeat.schedule.policies import POLICIES
 from offbeat.tasks.looks import Watch, holding_out, leaving_out, speed_thirds, with_metrics
 from offbeat.tasks.make import build_task
@@ -71,7 +70,7 @@ class Built:
         return Traffic(self.method.what, sizes, self.numbers, self.vector_bytes, self.experiment.precision == "float64")
 
     @property
-    def hybrid(self) -> Hybrid | None:
+    def hybrid(self) -> ClusterPolicy | None:
         """The policy, where clusters stand in the place of clients."""
         return self.method.when if conducts_clusters(self.method.when) else None
 
@@ -157,18 +156,27 @@ def build_method(given: Any) -> Method:
 
 
 def checked_method(method: Method) -> Method:
-    if registry.misfit("policy", method.when) or not isinstance(method.what, Rule):
-        raise ConfigError([f"method '{shown(method.name)}': `when` must be a Policy and `what` a Rule"])
+    problems = [] if isinstance(method.what, Rule) else [f"`what` = {shown(method.what)}; it must be a Rule"]
+    if sentence := registry.misfit("policy", method.when):
+        problems.append(f"`when` = {shown(method.when)}; it must be a Policy, and {sentence}")
+    if problems:
+        raise ConfigError([f"method {shown(method.name)}: {problem}" for problem in problems])
     return method
 
 
 def build_policy(when: Any, problems: list[str]) -> Policy | None:
     """The policy that a config names; what is wrong with it goes into `problems`."""
-    if when is None or hasattr(when, "conductor"):
-        return when  # type: ignore[no-any-return]
+    if when is None:
+        return None
+    if not isinstance(when, str | Mapping) and registry.misfit("policy", when) is None:
+        policy: Policy = when
+        return policy
     given = {"policy": when} if isinstance(when, str) else when
     if not isinstance(given, Mapping):
-        problems.append(f"{shown(when)} is no policy; give a name or a table with one. Known: {', '.join(POLICIES)}")
+        problems.append(
+            f"{shown(when)} is no policy ({registry.misfit('policy', when)}); give a name or a table with one. Known: "
+            f"{', '.join(POLICIES)}"
+        )
         return None
     if "policy" not in given:
         problems.append(
@@ -186,12 +194,26 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
         return None
     before = len(problems)
     problems += option_problems(f"policy '{kind}'", make, rest)
-    if "between" in rest:
-        rest["between"] = build_policy(rest["between"], problems)
-        if rest["between"] is None and len(problems) == before:
-            problems.append(f"policy '{kind}': between = none; it is the policy that conducts the clusters")
-    policy: Policy | None = registry.make("policy", str(kind), **rest) if len(problems) == before else None
-    return policy
+    for name, may_lack in inner_policies(make).items():
+        if name in rest:
+            rest[name] = build_policy(rest[name], problems)
+            if rest[name] is None and len(problems) == before and not may_lack:
+                problems.append(f"policy '{kind}': {name} = none; it is a policy, such as rounds")
+    return registry.make("policy", str(kind), **rest) if len(problems) == before else None
+
+
+def read_experiment(table: Mapping[str, Any]) -> Experiment:
+    """The experiment of a table (a TOML file). Where some of its keys are refused, the problems of the others are named
+    with them."""
+    try:
+        return Experiment.of(table)
+    except ConfigError as error:
+        known = {f.name for f in fields(Experiment)}
+        try:
+            build(Experiment.of({name: value for name, value in table.items() if name in known}))
+        except ConfigError as more:
+            raise ConfigError(dict.fromkeys((*error.problems, *more.problems))) from None
+        raise
 
 
 def build(experiment: Experiment) -> Built:
@@ -269,17 +291,17 @@ def seed_problems(seed: Any) -> list[str]:
 
 def policy_problems(when: Any) -> list[str]:
     """Values of the wrong kind in a policy that was made in Python; those of a config were looked at before."""
-    kind = next((name for name, make in POLICIES.items() if type(when) is make), None)
-    if kind is None:
-        return []
-    options = {f.name: getattr(when, f.name) for f in fields(when)}
-    problems = option_problems(f"policy '{kind}'", POLICIES[kind], options)
-    if "between" not in options:
-        return problems
-    inner = options["between"]
-    if not hasattr(inner, "conductor"):
-        problems.append(f"policy 'hybrid': between = {shown(inner)}; it is a policy, such as Rounds(steps=10)")
-    return problems or policy_problems(inner)
+    make = type(when)
+    options = {f.name: getattr(when, f.name) for f in fields(when) if f.init} if is_dataclass(when) else {}
+    if options.keys() != signature(make).parameters.keys():
+        return []  # it is made in a way of its own
+    where = f"policy '{registry.name_of('policy', make)}'"
+    problems = option_problems(where, make, options)
+    inner = {name: options[name] for name, may_lack in inner_policies(make).items() if not may_lack or options[name]}
+    for name, policy in inner.items():
+        if sentence := registry.misfit("policy", policy):
+            problems.append(f"{where}: {name} = {shown(policy)}; it is a policy, such as Rounds(steps=10): {sentence}")
+    return problems or [problem for policy in inner.values() for problem in policy_problems(policy)]
 
 
 def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:

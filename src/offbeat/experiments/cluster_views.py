@@ -10,11 +10,9 @@ import numpy as np
 from offbeat.fleets.clusters import Cluster
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.timing import phases
-from offbeat.method import Method, Policy
+from offbeat.method import ClusterPolicy, Method, Policy, conducts_clusters
 from offbeat.numerics.mixing import Blocks
 from offbeat.runs.account import Crowd
-from offbeat.schedule.hybrid import Hybrid, conducts_clusters
-from offbeat.schedule.rounds import Rounds
 
 
 def each(fleet: Fleet) -> tuple[Cluster, ...]:
@@ -63,12 +61,12 @@ def sharing(fleet: Fleet, policy: Policy) -> Fleet:
     for cluster in fleet.clusters.each:
         if conducts_clusters(policy):
             many[list(cluster.members)] = policy.reports(cluster.size)
-        elif policy.kind == Rounds.kind:  # each cluster has its part of the cohort
+        elif policy.synchronous:  # each cluster has its part of the cohort
             many[list(cluster.members)] = max(1.0, (policy.cohort or fleet.clients) * cluster.size / fleet.clients)
     return replace(fleet, up_latency=fleet.up_latency * many, up_bandwidth=fleet.up_bandwidth / many)
 
 
-def blocks(fleet: Fleet, policy: Hybrid, seed: int) -> Blocks:
+def blocks(fleet: Fleet, policy: ClusterPolicy, seed: int) -> Blocks:
     """The clusters as the engine sees them."""
     clusters = each(fleet)
     return Blocks(
@@ -79,7 +77,7 @@ def blocks(fleet: Fleet, policy: Hybrid, seed: int) -> Blocks:
     )
 
 
-def crowd(fleet: Fleet, policy: Hybrid, seed: int, vector_bytes: float) -> Crowd:
+def crowd(fleet: Fleet, policy: ClusterPolicy, seed: int, vector_bytes: float) -> Crowd:
     """The clusters as the account sees them."""
     clusters, devices = each(fleet), fleet.durations(seed, 0.0, 0.0)
     members, sizes = [cluster.members for cluster in clusters], [cluster.size for cluster in clusters]

@@ -11,8 +11,7 @@ from offbeat.config.choices import Choice, Engines, Mode, Precision
 from offbeat.config.options import defaults, value_problems
 from offbeat.errors import ConfigError, shown, unknown
 from offbeat.fleets.make import maker
-from offbeat.method import policy_options
-from offbeat.runs.target import target_problems
+from offbeat.method import inner_policies, policy_options
 from offbeat.tasks.make import DEFAULTS
 
 
@@ -45,12 +44,10 @@ class Experiment:
             raise ConfigError(problems)
         known = [f.name for f in fields(Experiment)]
         problems = [unknown("key", name, known) for name in table if name not in known]
-        targets = table.get("targets", ())
-        if not isinstance(targets, list | tuple | Mapping):
-            problems += target_problems(targets, {})
         if problems:
             raise ConfigError(problems)
-        return Experiment(**{**table, "targets": targets if isinstance(targets, Mapping) else tuple(targets)})
+        targets = table.get("targets", ())
+        return Experiment(**{**table, "targets": tuple(targets) if isinstance(targets, list) else targets})
 
     def table(self) -> dict[str, Any]:
         """The resolved config, every default spelt out; objects of your own appear by name only."""
@@ -100,6 +97,5 @@ def written_policy(when: Any) -> dict[str, Any]:
         options = {"policy": registry.name_of("policy", type(given)), **options}
     else:
         return {"policy": shown(given), "custom": True}
-    if "between" in options:
-        options["between"] = written_policy(options["between"])
-    return options
+    inner = [name for name in inner_policies(registry.find("policy", options["policy"])) if options.get(name)]
+    return options | {name: written_policy(options[name]) for name in inner}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from offbeat.config.registry import lacking
 from offbeat.errors import ConfigError, shown
 from offbeat.fleets.clusters import Clusters
 from offbeat.fleets.distributions import NAMED, Array, Law, numeric, wrong
 from offbeat.fleets.presence import Change, Presence
 from offbeat.fleets.steps import StepPlan
 from offbeat.keys import fold, key, uniform
-from offbeat.schedule.device import Durations
+from offbeat.schedule.device import OWN_STEPS, Durations
 
 LONGEST = 1e12  # seconds of a step or a transfer: thirty thousand years
 
@@ -55,8 +56,10 @@ class Fleet:
         parts = {"jitter": Law, "presence": Presence, "local_steps": StepPlan}
         for name, kind in parts.items():
             value = getattr(self, name)
-            if value is not None and not (callable(value) and hasattr(value, "problems")):
-                found.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None")
+            lacks = lacking(kind, value)
+            if value is not None and (lacks or not callable(value)):
+                also = f", which has {', '.join(lacks)}" if lacks and callable(value) else ""
+                found.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None{also}")
         value = self.clusters
         if value is not None and not isinstance(value, Clusters):
             found.append(f"fleet: clusters = {shown(value)}; it must be Clusters or None")
@@ -161,7 +164,7 @@ class SteadyDurations:
         self.down = plain(down)
         self.up = plain(fleet.up_latency + up_bytes / fleet.up_bandwidth)
         self.steps = plain(fleet.step_seconds)
-        self.own_steps = fleet.local_steps
+        self.own_steps: Callable[[int, int], int] = fleet.local_steps or own_steps
         self.looks = None if looks is None else plain(looks * fleet.step_seconds)
         self.roots: tuple[int, ...] = tuple(key(seed, phase) for phase in ("download", "compute", "upload", "drop"))
 
@@ -194,12 +197,9 @@ class SteadyDurations:
     def presence(self, client: int) -> Iterator[Change] | None:
         return None if self.away is None else self.away(client)
 
-    def opening(self) -> Iterable[tuple[int, bool, float]] | None:
-        """The clients that come and go, as `schedule.device.opening` tells it; None where presence does not say."""
+    def opening(self) -> Iterable[tuple[int, bool, float]]:
         if self.away is None:
             return ()
-        if not hasattr(self.away, "opening"):
-            return None
         return zip(range(self.clients), *self.away.opening(self.clients), strict=True)
 
 
@@ -220,6 +220,11 @@ class DrawnDurations(SteadyDurations):
     def factor(self, phase: int, client: int, job: int) -> float:
         assert self.jitter is not None
         return self.jitter(self.draw(phase, client, job))
+
+
+def own_steps(client: int, job: int) -> int:
+    """Of a client that may choose, where the fleet has no step law."""
+    return OWN_STEPS
 
 
 def plain(values: Array) -> array[float]:

@@ -17,7 +17,7 @@ from offbeat.errors import ConfigError, shown
 from offbeat.fleets import measured, phones, recorded, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
-from offbeat.fleets.steps import StepSpec, step_plan
+from offbeat.fleets.steps import StepSpec, asks_speeds, step_plan
 
 BYTES = 200  # of a client in a fleet and on its clock, at least
 
@@ -116,7 +116,7 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     except ConfigError as error:
         found += [f"fleet '{name}': {sentence}" for sentence in error.problems]
     try:
-        if law is not None and "deadline" not in str(law):  # the fleet's speeds are not known
+        if law is not None and not asks_speeds(law):  # the fleet's speeds are not known
             step_plan(law, np.ones(clients if fits(clients, int) and clients > 0 else 1), 0)
         fleet = make(*size, **fitting)
         found += [f"fleet '{name}': {sentence}" for sentence in fleet.problems()]

@@ -25,7 +25,10 @@ class Presence(Protocol):
     def problems(self, clients: int) -> list[str]: ...
     def __call__(self, client: int) -> Iterator[Change]: ...
     def opening(self, clients: int) -> Opening:
-        """For each client whether it is there at time 0, and when that changes (infinity: never)."""
+        """For each client whether it is there at time 0, and when that changes (infinity: never). Whoever derives from
+        this class need not say it: each client is looked at."""
+        firsts = [list(itertools.islice(self(client), 2)) for client in range(clients)]
+        return [first[0][1] for first in firsts], [first[1][0] if len(first) > 1 else math.inf for first in firsts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +137,7 @@ class OnOff:
 
 
 @dataclass(frozen=True)
-class EachOnOff:
+class EachOnOff(Presence):
     """Each client with means of its own."""
 
     each: tuple[OnOff, ...]
@@ -147,7 +150,3 @@ class EachOnOff:
 
     def __call__(self, client: int) -> Iterator[Change]:
         return self.each[client](client)
-
-    def opening(self, clients: int) -> Opening:
-        changes = [list(itertools.islice(self(client), 2)) for client in range(clients)]
-        return [first[1] for first, _ in changes], [second[0] for _, second in changes]

@@ -141,6 +141,7 @@ WHOLE: dict[str, Callable[..., Array]] = {
     "given": given,
     "linear": linear,
 }
+OF_SPEEDS = (deadline,)  # ask for the seconds of a step; the others only count clients
 STEP_LAWS: dict[str, Callable[..., Any]] = dict(sorted((DRAWN | WHOLE).items()))
 
 
@@ -180,6 +181,11 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
         return Drawn(quantile, seed)
     u = uniform(key(seed, "local steps", np.arange(len(step_seconds), dtype=np.int64)))
     return Fixed(tuple(whole(quantile(u)).tolist()))
+
+
+def asks_speeds(spec: StepSpec) -> bool:
+    """Whether a step law needs to know how fast clients are."""
+    return isinstance(spec, Mapping) and STEP_LAWS.get(str(spec.get("law"))) in OF_SPEEDS
 
 
 def few(name: str, steps: float) -> list[str]:

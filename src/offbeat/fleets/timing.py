@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from offbeat.fleets.clusters import Cluster
 from offbeat.fleets.distributions import Array
 from offbeat.fleets.fleet import Fleet
+from offbeat.method import ClusterPolicy
 from offbeat.schedule.device import Durations
-from offbeat.schedule.hybrid import Hybrid
 
 
 class Timing:
     """One cluster's exchanges of models of so many bytes."""
 
-    def __init__(self, cluster: Cluster, policy: Hybrid, vector_bytes: float) -> None:
+    def __init__(self, cluster: Cluster, policy: ClusterPolicy, vector_bytes: float) -> None:
         self.policy = policy
         self.to_edge: Array = cluster.edge_latency + vector_bytes / cluster.edge_bandwidth
         one = cluster.latency + vector_bytes / cluster.bandwidth
@@ -63,7 +63,7 @@ class Timing:
         return together
 
 
-def phases(cluster: Cluster, policy: Hybrid) -> tuple[Array, ...]:
+def phases(cluster: Cluster, policy: ClusterPolicy) -> tuple[Array, ...]:
     """What a cluster's models are multiplied by at the end of each phase, in turn: as many of its matrices as there are
     exchanges in a row, one after the other; with an edge server the mean; nothing where models are not exchanged."""
     if not policy.rounds:
@@ -82,11 +82,13 @@ def phases(cluster: Cluster, policy: Hybrid) -> tuple[Array, ...]:
     return tuple(found)
 
 
-class BlockDurations:
+class BlockDurations(Durations):
     """A fleet's durations with clusters in the place of clients. A block begins when its last device has the model,
     and sends when its last device has finished."""
 
-    def __init__(self, devices: Durations, fleet: Fleet, policy: Hybrid, seed: int, vector_bytes: float) -> None:
+    def __init__(
+        self, devices: Durations, fleet: Fleet, policy: ClusterPolicy, seed: int, vector_bytes: float
+    ) -> None:  # fmt: skip
         assert fleet.clusters is not None
         self.devices, self.clusters, self.policy, self.seed = devices, fleet.clusters.each, policy, seed
         self.timings = [Timing(cluster, policy, vector_bytes) for cluster in self.clusters]

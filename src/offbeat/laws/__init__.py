@@ -82,13 +82,13 @@ def check(name: str, options: Mapping[str, Any], alone: Mapping[str, Any] | None
     function = registry.find(kind, name)
     if problems := option_problems(name, function, {**options, **(alone or {})}):
         raise ConfigError(problems)
-    made = registry.called(f"{kind} '{name}'", function, **options)
-    if kind == "policy" or hasattr(made, "conductor"):
+    thing = registry.called(f"{kind} '{name}'", function, **options)
+    if kind == "policy" or registry.meant("policy", thing):
         policy = build_policy({"policy": name, **options}, problems)
         if policy is None:
             raise ConfigError(problems)
         return check_policy(policy)
-    if kind == "stage" or hasattr(made, "encode"):
+    if kind == "stage" or registry.meant("stage", thing):
         return check_stage(registry.make("stage", name, **options))
     make = partial(build_method, {"name": name, **options})
     make()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from offbeat.config.options import fits
 from offbeat.errors import OffbeatError, shown
 from offbeat.experiments.assemble import Built, build
 from offbeat.experiments.experiment import Experiment
@@ -17,20 +16,17 @@ from offbeat.laws.worlds import Passed, bowls, clients_for, fleet_for, quiet
 from offbeat.method import Conductor, Method, Policy
 from offbeat.methods import METHODS
 from offbeat.records import (
-    COMMANDS,
     Arrived,
     Begun,
     Command,
     Commit,
     Drop,
-    Fetch,
     Joined,
     Left,
-    Offer,
     Row,
     Start,
-    WakeAt,
 )
+from offbeat.schedule.commands import command_problem
 from offbeat.schedule.guard import restore
 
 COMMITS, ROWS = 40, 20_000
@@ -163,33 +159,22 @@ class Heard:
 class HeardConductor:
     conductor: Conductor
     clients: int
+    newest: int = 0  # version
 
     def __getattr__(self, name: str) -> Any:
-        ask, clients = getattr(self.__dict__["conductor"], name), self.__dict__["clients"]
+        ask = getattr(self.__dict__["conductor"], name)
 
         def heard(now: float, told: Any) -> list[Command]:
             answer = ask(now, told)
             wrong = "it must be a list of commands" if not isinstance(answer, list) else None
             for command in answer if wrong is None else ():
-                wrong = wrong or amiss(now, command, clients)
+                wrong = wrong or command_problem(now, command, self.clients, self.newest)
+                self.newest += isinstance(command, Commit)
             if wrong is not None:
                 raise OffbeatError(f"at {now:g} s `{name}` answers {shown(answer)}; {wrong}")
             return answer  # type: ignore[no-any-return]
 
         return heard
-
-
-def amiss(now: float, command: Any, clients: int) -> str | None:
-    """What is wrong with a command that nobody can obey."""
-    if not isinstance(command, COMMANDS):
-        return f"{shown(command)} is no command"
-    if isinstance(command, Start | Fetch | Drop) and not (fits(command.client, int) and 0 <= command.client < clients):
-        return f"it speaks of client {shown(command.client)}, and there are 0 to {clients - 1}"
-    if isinstance(command, Start | Offer) and not (fits(command.steps, int) and command.steps >= 0):
-        return f"it orders {shown(command.steps)} steps; give a whole number, or 0 for as many as the client will"
-    if isinstance(command, WakeAt) and not (fits(command.time, float) and command.time >= now):
-        return f"it wants to be woken at {shown(command.time)} s, which is past"
-    return None
 
 
 LAWS: tuple[Callable[[Policy], str | None], ...] = (commits, same, restored, once, known, restless, honest)

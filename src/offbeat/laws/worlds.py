@@ -20,7 +20,7 @@ import torch
 from offbeat.errors import ConfigError
 from offbeat.experiments.experiment import Experiment
 from offbeat.experiments.running import replay, resume, run
-from offbeat.method import Method, Policy
+from offbeat.method import Method, Policy, conducts_clusters
 from offbeat.records import Row
 from offbeat.runs.outcome import Outcome
 from offbeat.runs.stored import read_trace
@@ -54,9 +54,9 @@ def clients_for(policy: Policy) -> tuple[int, Sequence[int]]:
     problems: list[str] = []
     for clients in CLIENTS:
         sizes: tuple[int, ...] = ()
-        if policy.speaks_of == "clusters":
+        if conducts_clusters(policy):
             many = clients // len(CLUSTERS)
-            sizes = (clients,) if policy.kind.endswith("without server") else (CLUSTERS * many)[:many]
+            sizes = (CLUSTERS * many)[:many] if policy.server else (clients,)
         if not (problems := policy.problems(len(sizes) or clients)):
             return sum(sizes) or clients, sizes
     raise ConfigError([f"its policy cannot run with {' or '.join(map(str, CLIENTS))} clients: {problems[0]}"])

@@ -13,7 +13,7 @@ from offbeat.numerics.windows import Windows
 def require_live(built: Built) -> None:
     """Refuses an experiment that cannot run live: which part, and why."""
     found = []
-    experiment, when = built.experiment, built.method.when
+    experiment = built.experiment
     if built.method.what.lossless:
         found.append(
             f"{built.method.name}: saving needs every finished update exactly, and live clients may lose theirs; leave "
@@ -22,8 +22,6 @@ def require_live(built: Built) -> None:
     if built.hybrid is not None and (built.hybrid.edge or not built.hybrid.server):
         what = "an edge server inside each cluster" if built.hybrid.edge else "no server at all"
         found.append(f"{built.method.name} has {what}, which does not run live; hl-sgd does")
-    if not hasattr(when, "conductor"):
-        found.append(f"{built.method.name}: its policy cannot be conducted")
     if not isinstance(experiment.method, str | dict):
         found.append(
             f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "

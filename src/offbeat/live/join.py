@@ -14,7 +14,6 @@ from typing import Any
 
 from grpc import aio
 
-from offbeat import __version__
 from offbeat.errors import Interrupted, OffbeatError
 from offbeat.live import transport
 from offbeat.live.arriving import Arriving
@@ -131,7 +130,7 @@ class Client:
         try:
             async with transport.dial(self.address, self.keys) as channel:
                 stream = transport.call(channel)
-                await stream.write(encode(Hello(PROTOCOL, __version__, self.claimed, self.process)))
+                await stream.write(encode(Hello(PROTOCOL, self.claimed, self.process)))
                 first = await asyncio.wait_for(self.read(stream), ANSWER)
                 if not isinstance(first, Welcome):
                     return self.hear_refusal(first)

@@ -37,7 +37,6 @@ class Hello(NamedTuple):
     `process` tells two processes apart that come as one client."""
 
     protocol: int
-    software: str
     client: int
     process: str
 

@@ -82,7 +82,7 @@ def fedagrac(
         nu = w["nu"] + share.part(cohort) * (share.of(cohort) @ (sent - updates["kept sent"]))
         return {"model": w["model"] - share.of(cohort) @ updates["delta"], "nu": nu, "kept sent": sent}
 
-    everyone = when == Rounds(when.orders)
+    everyone = when.cohort is None and not when.drops
     refs.require(reference, everyone and not saving)
     form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
     rule = Rule(

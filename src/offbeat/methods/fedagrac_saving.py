@@ -12,7 +12,6 @@ from torch import Tensor
 
 from offbeat.errors import ConfigError
 from offbeat.method import Cohort, Policy, Rule, State, StepRate, Update
-from offbeat.schedule.rounds import Rounds
 
 
 def mean_gradient(travelled: Tensor, reach: Tensor, c: Tensor) -> Tensor:
@@ -22,7 +21,7 @@ def mean_gradient(travelled: Tensor, reach: Tensor, c: Tensor) -> Tensor:
 def saved(rule: Rule, policy: Policy, sends_first: Callable[[Cohort], Tensor]) -> Rule:
     """The rule of which only first gradients are sent: the server works out the means, as it keeps each nu_i."""
     lr, lam = rule.local.rates["lr"], rule.local.rates["calibration"]
-    if policy != Rounds(policy.orders, policy.cohort):
+    if policy.drops or not policy.synchronous:
         raise ConfigError(["saving needs rounds that wait for all their updates; leave out `when`"])
     if isinstance(lr, StepRate) or isinstance(lam, StepRate):
         raise ConfigError(["saving needs a client_lr that is the same at all local steps; give one by version"])

@@ -6,9 +6,9 @@ never sees the client axis: `begin`, `step` and `finish` are mapped over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -72,9 +72,6 @@ class Advance(Protocol):
     def __call__(
         self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
     ) -> tuple[Carry, Tally]: ...
-
-
-Solve: TypeAlias = Callable[[Problem, State, Sequence[Begun]], Outcome]
 
 
 def one_step(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Carry, Tensor]:

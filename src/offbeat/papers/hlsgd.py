@@ -111,7 +111,6 @@ def fig3_cells() -> list[Cell]:
 
 
 EDGES = (0.2, 0.5, 0.8, 1.0)
-RHO = (0.9394, 0.844, 0.5357, 0.0)  # of the paper's graphs, which it does not give
 
 
 def fig4_cells() -> list[Cell]:

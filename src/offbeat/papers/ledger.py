@@ -7,17 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import OffbeatError
-from offbeat.papers.recipe import Cell, Record, Run
+from offbeat.papers.recipe import PACES, Cell, Record, Run
 from offbeat.runs.store import strict
 
 OLDER = "older.json"  # records of earlier commits, whose draws differ from today's
-PACES: dict[str, dict[str, float]] = {  # client-steps a second: results/speed.md and the wall times of stored runs
-    "h200": {"lr": 1.1e6, "mlp": 3.7e5, "cnn": 8.5e4, "cifar-cnn": 5e4, "sequential": 6.9e3,
-             "fedavg-cnn": 7.0e3, "heterogeneity-cnn": 6e3, "alexnet": 6.2e3, "vgg19": 1.0e3, "vgg16": 1.2e3,
-             "quadratic": 2e4},
-    "cpu": {"lr": 4.3e4, "mlp": 4.2e3, "cnn": 2.9e2, "cifar-cnn": 1.6e2, "sequential": 2.4e2,
-            "fedavg-cnn": 4e1, "heterogeneity-cnn": 3e1, "alexnet": 2e1, "vgg19": 2.0, "vgg16": 2.5, "quadratic": 2e4},
-}  # fmt: skip
 START = {"h200": 4.0, "cpu": 1.0}  # seconds of a cell beside its steps: data, kernels, looks
 
 

@@ -24,12 +24,16 @@ PAPER_NAMES = {
     "questions": "Questions",
 }
 ELSEWHERE = (  # tables and figures that are no runs
-    ("DLSGD Table 1", "the rates; every recipe has them, and a test holds them against the paper"),
-    ("DLSGD Figure 1", "a drawing of the receive and send buffers: docs/design.md"),
-    ("FedaGrac Tables 3, 4, 5", "networks; tests hold their shapes and numbers of parameters against the paper"),
-    ("FedBuff Table 1", "rates of convergence, as functions: `offbeat.theory.fedbuff.TABLE_1`"),
-    ("FedAvg on heterogeneity, Figure 1", "a drawing of local and centralised steps"),
-    ("HL-SGD Table 1", "iteration complexities, as functions: `offbeat.theory.hlsgd.TABLE_1`"),
+    ("dlsgd", "DLSGD Table 1", "the rates; every recipe has them, and a test holds them against the paper"),
+    ("dlsgd", "DLSGD Figure 1", "a drawing of the receive and send buffers: docs/design.md"),
+    (
+        "fedagrac",
+        "FedaGrac Tables 3, 4, 5",
+        "networks; tests hold their shapes and numbers of parameters against the paper",
+    ),
+    ("fedbuff", "FedBuff Table 1", "rates of convergence, as functions: `offbeat.theory.fedbuff.TABLE_1`"),
+    ("heterogeneity", "FedAvg on heterogeneity, Figure 1", "a drawing of local and centralised steps"),
+    ("hlsgd", "HL-SGD Table 1", "iteration complexities, as functions: `offbeat.theory.hlsgd.TABLE_1`"),
 )
 
 
@@ -145,7 +149,7 @@ def section(recipe: Recipe, kept: Ledger, folder: Path) -> tuple[str, tuple[int,
     """A recipe's part of the page: table, picture, claims, remarks, and what is missing at which cost."""
     records, older = records_of(recipe, kept)
     found = counts(recipe, records)
-    lines = [f"### {recipe.title}", "", f"`offbeat paper {recipe.name}`. {ran(recipe, records, older)}"]
+    lines = [f"### {recipe.title}", "", f"`offbeat paper {recipe.origin}`. {ran(recipe, records, older)}"]
     if found[1] or found[3]:
         lines[-1] += f" Order: {found[0]} of {found[1]}; within 25 %: {found[2]} of {found[3]}."
     if records and (recipe.small_table or recipe.picture is None):
@@ -195,7 +199,7 @@ def cost(recipe: Recipe, kept: Ledger) -> float:
     return sum(estimate(cell, "h200", kept)[0] * max(0, recipe.seeds - len(kept.of(cell))) for cell in own)
 
 
-HEAD = """Made by `offbeat paper all --page` from the records in [{0}papers/]({0}papers); do not edit by hand. Ours
+HEAD = """Made by `offbeat paper {1} --page` from the records in [{0}papers/]({0}papers); do not edit by hand. Ours
 is the mean over seeds ± the deviation, the paper's figure stands in brackets; = marks a ratio within 25 %, ! one
 beyond. A pair of cells that differ in one word is comparable where the paper's figures differ by more than 10 %; it
 agrees where ours have the same order. Claims in a paper's words count as pairs."""
@@ -203,7 +207,7 @@ agrees where ours have the same order. Claims in a paper's words count as pairs.
 
 def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
     """README.md beside the folder of records, with every table and picture; and docs/papers.md, a line for each."""
-    results = kept.folder.parent
+    results, asked = kept.folder.parent, recipes[0].origin if len(recipes) == 1 else "all"
     docs = results.parent / "docs" / "papers.md"
     parts, lines, totals, paper = [], [], [0, 0, 0, 0], ""
     for recipe in recipes:
@@ -212,7 +216,7 @@ def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
             totals = [a + b for a, b in zip(totals, found, strict=True)]
         if (name := recipe.name.partition("-")[0]) != paper:
             paper = name
-            parts.append(f"## {PAPER_NAMES[name]}\n")
+            parts.append(f"## {PAPER_NAMES.get(name, name)}\n")
         parts.append(text)
         records, older = records_of(recipe, kept)
         lines.append([f"[{recipe.title}](../{results.name}/README.md#{anchor(recipe.title)})", ran(recipe, records,
@@ -222,18 +226,18 @@ def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
     share = f"{totals[0]} of {totals[1]} comparable pairs and claims have the paper's order"
     share += f" ({totals[0] / totals[1]:.0%})" if totals[1] else ""
     share += f"; {totals[2]} of {totals[3]} figures are within 25 %."
-    also = "\n".join(f"* {name}: {text}." for name, text in ELSEWHERE)
+    papers = {recipe.name.partition("-")[0] for recipe in recipes}
+    also = "\n".join(f"* {name}: {text}." for paper, name, text in ELSEWHERE if paper in papers)
     older_pages = ", ".join(f"[{path.stem}]({path.name})" for path in sorted(results.glob("*.md"))
                             if path.stem in ("dlsgd-table2", "fedagrac", "heterogeneity", "hlsgd"))  # fmt: skip
     if older_pages:
         older_pages = f"\n\nEarlier results, with the reasons that were found then: {older_pages}."
-    readme = (
-        f"# The papers' tables and figures, ours beside theirs\n\n{HEAD.format('')}\n\n**{share}**{older_pages}\n\n"
-    )
-    (results / "README.md").write_text(readme + "\n".join(parts) + f"\n## Without runs\n\n{also}\n")
+    head = HEAD.format("", asked)
+    readme = f"# The papers' tables and figures, ours beside theirs\n\n{head}\n\n**{share}**{older_pages}\n\n"
+    (results / "README.md").write_text(readme + "\n".join(parts) + (f"\n## Without runs\n\n{also}\n" if also else ""))
     columns = ("table or figure", "run", "order", "within 25 %", "missing, s on an H200")
     docs.parent.mkdir(parents=True, exist_ok=True)
-    head = f"# Papers\n\n{HEAD.format(f'../{results.name}/')}\n\n**{share}**\n\n"
+    head = f"# Papers\n\n{HEAD.format(f'../{results.name}/', asked)}\n\n**{share}**\n\n"
     docs.write_text(f"{head}{report.markdown(columns, lines)}\n{also}\n")
     return [results / "README.md", docs]
 

@@ -1,22 +1,31 @@
 """A recipe is data: the cells of a table or figure, the paper's figures for them, and what the paper states in words.
 
-A cell is one run with one seed: an experiment (`Training`) or a measuring job. `engine` runs cells, `progress` keeps
-their records, `tables` lays them beside the paper's figures, `page` writes them down.
+A cell is one run with one seed: an experiment (`Training`) or a measuring job. `runner` runs cells, `ledger` keeps
+their records, `agreement` lays them beside the paper's figures, `page` writes them down.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, unknown
 from offbeat.experiments.experiment import Experiment
+from offbeat.runs.folder import file_name
 from offbeat.tasks.task import Task
 
 SIZES = ("smoke", "small", "full")
 EACH_COMMIT = {"every_commits": 1}
+PACES: dict[str, dict[str, float]] = {  # client-steps a second: results/speed.md and the wall times of stored runs
+    "h200": {"lr": 1.1e6, "mlp": 3.7e5, "cnn": 8.5e4, "cifar-cnn": 5e4, "sequential": 6.9e3,
+             "fedavg-cnn": 7.0e3, "heterogeneity-cnn": 6e3, "alexnet": 6.2e3, "vgg19": 1.0e3, "vgg16": 1.2e3,
+             "quadratic": 2e4},
+    "cpu": {"lr": 4.3e4, "mlp": 4.2e3, "cnn": 2.9e2, "cifar-cnn": 1.6e2, "sequential": 2.4e2,
+            "fedavg-cnn": 4e1, "heterogeneity-cnn": 3e1, "alexnet": 2e1, "vgg19": 2.0, "vgg16": 2.5, "quadratic": 2e4},
+}  # fmt: skip
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]  # by the cell's name, one for each seed
 T = TypeVar("T")
@@ -116,7 +125,7 @@ class Cell:
 
     `paper` has the paper's figures by the name of the value; infinity: not within the limit. Lower `priority` is run
     first. `home` is the recipe that runs it and keeps its records: figures may show the cells of a table, under their
-    name there (`alias`) where it differs.
+    name there (`alias`) where it differs. `origin` is how `offbeat paper` finds that recipe.
     """
 
     name: str
@@ -125,6 +134,7 @@ class Cell:
     priority: int = 5
     home: str = ""
     alias: str = ""
+    origin: str = ""
     client_steps: float = 0.0  # of a measuring job
     pace: str = "cnn"
 
@@ -185,10 +195,28 @@ class Recipe:
     claims: tuple[Claim, ...] = ()
     picture: Picture | None = None
     small_table: bool = True  # whether the page shows the table, or the picture alone
+    origin: str = ""  # how `offbeat paper` finds it: its name, or module:name
 
     def __post_init__(self) -> None:
-        cells = tuple(cell if cell.home else replace(cell, home=self.name) for cell in self.cells)
+        object.__setattr__(self, "origin", self.origin or self.name)
+        cells = tuple(
+            replace(cell, home=self.name, origin=self.origin) if cell.home in ("", self.name) else cell
+            for cell in self.cells
+        )
         object.__setattr__(self, "cells", cells)
+
+    def problems(self) -> list[str]:
+        """What is impossible about a recipe of one's own."""
+        problems = [] if file_name(self.name) == self.name else [f"its name '{self.name}' is no name of a file"]
+        twice = [name for name, many in Counter(cell.name for cell in self.cells).items() if many > 1]
+        problems += [f"cell '{name}' is there twice" for name in twice]
+        problems += [
+            f"cell '{cell.name}' has {len(cell.words)} words, for the kinds {', '.join(self.kinds)}; give one of each"
+            for cell in self.cells if len(cell.words) != len(self.kinds)
+        ]  # fmt: skip
+        paces = dict.fromkeys(cell.cost[1] for cell in self.cells)
+        problems += [unknown("pace", pace, PACES["cpu"]) for pace in paces if pace not in PACES["cpu"]]
+        return problems if self.cells else [*problems, "it has no cells"]
 
     @property
     def short(self) -> str:

@@ -127,7 +127,7 @@ def commit_of() -> str:
 
 
 def command_of(cell: Cell, run: Run) -> str:
-    words = f"offbeat paper {cell.home} --only '{cell.record}' --seed {run.seed} --size {run.size}"
+    words = f"offbeat paper {cell.origin} --only '{cell.record}' --seed {run.seed} --size {run.size}"
     return f"{words} --device {run.device} --precision {run.precision}"
 
 

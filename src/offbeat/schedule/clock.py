@@ -42,7 +42,8 @@ from offbeat.records import (
     Woke,
 )
 from offbeat.schedule.agenda import Agenda, Entry
-from offbeat.schedule.device import Durations, opening, own_steps, steady
+from offbeat.schedule.commands import require_fit
+from offbeat.schedule.device import Durations
 from offbeat.schedule.guard import nothing_refused
 from offbeat.schedule.ticks import NEAREST, PER_SECOND, InTicks, SteadyInTicks, ticks
 
@@ -56,19 +57,20 @@ class VirtualClock:
 
     __slots__ = (
         "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor",
-        "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "now", "offered", "offers", "outbox", "overlaps",
-        "own", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens", "waiting",
+        "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "newest", "now", "offered", "offers", "outbox",
+        "overlaps", "own", "policy", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
         clients = durations.clients
+        self.policy = policy
         self.holds, self.overlaps = policy.holds, policy.overlaps
         self.in_turn = not self.holds and not self.overlaps  # what is computed is sent at once, and nothing else begins
         self.durations = durations
-        columns = steady(durations)
+        columns = durations.steady
         self.takes = InTicks(durations) if columns is None else SteadyInTicks(columns)
         self.bound = ticks(durations.download_bound)
-        self.own = own_steps(durations)
+        self.own = durations.own_steps
         self.conductor: Conductor = policy.conductor(clients, rng)
         self.agenda = Agenda()
         self.put = self.agenda.put
@@ -77,6 +79,7 @@ class VirtualClock:
         self.rows: list[Row] = []  # not yet handed out
         self.say = self.rows.append
         self.full = BATCH
+        self.newest = 0  # the newest version
         self.floor = 0  # no job that begins from now on starts from an older version
         self.rising = 0  # the floor behind the last commit
         self.mark = 0  # where in `rows` that commit stands
@@ -128,7 +131,7 @@ class VirtualClock:
         `on_arrival` and `obey` for these stands in one loop, because a million clients pay for every call."""
         rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
         jobs, seen, delivered, busy, token_of = self.jobs, self.seen, self.delivered, self.busy, self.tokens.get
-        away, offers, inbox = self.away, self.offers, self.inbox
+        away, offers, inbox, clients = self.away, self.offers, self.inbox, len(self.jobs)
         takes, arrived, own = self.takes, self.conductor.arrived, self.own
         download, compute, failure, upload = takes.download, takes.compute, takes.failure, takes.upload
         fixed = isinstance(takes, SteadyInTicks)
@@ -155,7 +158,9 @@ class VirtualClock:
                 for command in arrived(now, arrival):
                     if type(command) is Start:
                         rows.append((now, command))
-                        started = command[0]
+                        started, version, steps = command
+                        if version != self.newest or steps < 0 or not 0 <= started < clients:
+                            require_fit(self.policy, now, command, clients, self.newest)
                         wait = down[started] if fixed else download(started, jobs[started])
                         entry = (tick + wait, DELIVERY, command, token_of(started, 0))
                         if entry[0] < agenda.until:
@@ -219,27 +224,35 @@ class VirtualClock:
 
     # ---- commands -------------------------------------------------------------------------------
     def obey(self, commands: list[Command]) -> None:
-        now, say = self.now, self.say
+        now, say, clients = self.now, self.say, len(self.jobs)
         for command in commands:
             say((now, command))
             if type(command) is Start:
-                client = command[0]
+                client, version, steps = command
+                if version != self.newest or steps < 0 or not 0 <= client < clients:
+                    require_fit(self.policy, now, command, clients, self.newest)
                 arrives = self.tick + self.takes.download(client, self.jobs[client])
                 self.put((arrives, DELIVERY, command, self.tokens[client]))
-            elif type(command) is Commit:
-                self.raises()
-                if not self.offers:
-                    self.rising += 1
-            elif type(command) is Offer:
-                self.raises()
-                self.offer(command)
-            elif type(command) is Fetch:
+            elif type(command) is Fetch and 0 <= command[0] < clients:
                 # A request is a few bytes and costs no time; what else happens at this instant comes before it.
-                self.put((self.tick, FETCH, command.client, self.tokens[command.client]))
-            elif type(command) is Drop:
-                self.cancel(command.client)
-            elif type(command) is WakeAt:
-                self.put((ticks(command.time), WAKE, command.tag, 0))
+                self.put((self.tick, FETCH, command[0], self.tokens[command[0]]))
+            else:
+                require_fit(self.policy, now, command, clients, self.newest)
+                self.obey_rarer(command)
+
+    def obey_rarer(self, command: Command) -> None:
+        if type(command) is Commit:
+            self.newest += 1
+            self.raises()
+            if not self.offers:
+                self.rising += 1
+        elif type(command) is Offer:
+            self.raises()
+            self.offer(command)
+        elif type(command) is Drop:
+            self.cancel(command.client)
+        elif type(command) is WakeAt:
+            self.put((ticks(command.time), WAKE, command.tag, 0))
 
     def offer(self, offer: Offer) -> None:
         self.offered.append(self.tick)
@@ -397,7 +410,7 @@ class VirtualClock:
         return [client for client in everyone if client not in self.away] if self.away else everyone
 
     def look_who_is_there(self) -> None:
-        for client, there, until in opening(self.durations):
+        for client, there, until in self.durations.opening():
             if not there:
                 self.away.add(client)
                 self.say((0.0, Left(client)))

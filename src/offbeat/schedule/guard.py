@@ -21,6 +21,7 @@ from offbeat.records import (
     Arrived,
     Begun,
     Command,
+    Commit,
     Drop,
     Fetch,
     JobName,
@@ -34,6 +35,7 @@ from offbeat.records import (
     WakeAt,
     Woke,
 )
+from offbeat.schedule.commands import require_fit
 
 RECENT = 16  # arrivals of each client that are remembered, to tell a repeated one from a late one
 
@@ -51,6 +53,7 @@ class Guard:
         self.policy, self.clients = policy, clients
         self.conductor = policy.conductor(clients, rng)
         self.refused = nothing_refused()
+        self.newest = 0  # version
         self.pending: list[Command] = []  # of a restored guard: said, and not in the record that it was restored from
         self.away: set[int] = set(range(clients))
         self.orders: defaultdict[int, list[Start]] = defaultdict(list)  # under way to a client
@@ -64,7 +67,7 @@ class Guard:
     # ---- what a policy is told -------------------------------------------------------------------
     def begin(self, now: float, present: Collection[int]) -> list[Command]:
         self.away.difference_update(present)
-        return self.note(self.conductor.begin(now, present))
+        return self.note(now, self.conductor.begin(now, present))
 
     def arrived(self, now: float, event: Arrived) -> list[Command]:
         client, number = event.client, event.job
@@ -76,7 +79,7 @@ class Guard:
         if self.policy.holds:  # a send buffer of one: what is older was overwritten
             self.asked.discard(client)
             self.open[client] = {job: begun for job, begun in self.open[client].items() if job > number}
-        return self.note(self.conductor.arrived(now, event))
+        return self.note(now, self.conductor.arrived(now, event))
 
     def left(self, now: float, event: Left) -> list[Command]:
         if not self.known(event.client):
@@ -85,7 +88,7 @@ class Guard:
             return self.refuse("repeated")
         self.away.add(event.client)
         self.cancel(event.client)
-        return self.note(self.conductor.left(now, event))
+        return self.note(now, self.conductor.left(now, event))
 
     def joined(self, now: float, event: Joined) -> list[Command]:
         if not self.known(event.client):
@@ -93,13 +96,13 @@ class Guard:
         if event.client not in self.away:
             return self.refuse("repeated")
         self.away.discard(event.client)
-        return self.note(self.conductor.joined(now, event))
+        return self.note(now, self.conductor.joined(now, event))
 
     def woke(self, now: float, event: Woke) -> list[Command]:
         if event.tag not in self.alarms:
             return self.refuse("unknown")
         self.alarms.discard(event.tag)
-        return self.note(self.conductor.woke(now, event))
+        return self.note(now, self.conductor.woke(now, event))
 
     # ---- what happens on clients -----------------------------------------------------------------
     def begun(self, event: Begun) -> bool:
@@ -151,9 +154,12 @@ class Guard:
         self.open[client].clear()
         self.asked.discard(client)
 
-    def note(self, commands: list[Command]) -> list[Command]:
+    def note(self, now: float, commands: list[Command]) -> list[Command]:
         for command in commands:
-            if isinstance(command, Start):
+            require_fit(self.policy, now, command, self.clients, self.newest)
+            if isinstance(command, Commit):
+                self.newest += 1
+            elif isinstance(command, Start):
                 self.orders[command.client].append(command)
             elif isinstance(command, Offer):
                 self.offers.append(command.steps)

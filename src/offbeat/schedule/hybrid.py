@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from offbeat.config.options import STEPS
 from offbeat.keys import fold, key
@@ -56,6 +55,10 @@ class Hybrid:
     @property
     def drops(self) -> bool:
         return self.between.drops or self.sample < 1
+
+    @property
+    def synchronous(self) -> bool:
+        return self.between.synchronous
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -127,8 +130,3 @@ class Hybrid:
             return list(range(devices))
         root = key(seed, "report", cluster, job)
         return sorted(sorted(range(devices), key=lambda place: fold(root, place))[:many])
-
-
-def conducts_clusters(policy: Policy) -> TypeGuard[Hybrid]:
-    """Whether a policy says that clusters stand in the place of clients; then it can be asked what Hybrid can."""
-    return policy.speaks_of == "clusters"

@@ -10,6 +10,7 @@ class OfClients:
     size: int | None
 
     speaks_of = "clients"
+    synchronous = False
 
     @property
     def orders(self) -> int | None:

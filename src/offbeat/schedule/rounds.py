@@ -40,6 +40,7 @@ class Rounds(OfClients):
     kind = "rounds"
     holds = False
     overlaps = False
+    synchronous = True
 
     @property
     def options(self) -> Mapping[str, str]:

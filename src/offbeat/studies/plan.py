@@ -21,6 +21,7 @@ from offbeat.engines.tiling import pieces, share, tile_size
 from offbeat.experiments.assemble import build
 from offbeat.experiments.experiment import Experiment
 from offbeat.records import Begun
+from offbeat.schedule.device import OWN_STEPS
 
 CALL = 1.1e-3  # seconds of the driver for a message and its answer; measured by `offbeat bench ray` on two cores
 GBIT = 1.25e8  # bytes
@@ -138,7 +139,7 @@ def plan(
     """What up to `most` devices like this one would bring for the waves of an experiment."""
     built = build(replace(experiment, engine="local"))
     engine = built.engine()
-    steps = built.method.when.orders or 10
+    steps = built.method.when.orders or OWN_STEPS
     many = jobs or built.method.when.cohort or built.units
     tiling = {"parts": 16, **InProcess(engine.spec).sizes}
     size = tile_size(many, tiling)

@@ -67,6 +67,7 @@ THEOREMS = {  # by the names that papers give them
     "FedAvg, Corollary 4.6": Theorem(("local-sgd",), fedavg.corollary46, sampled),
     "FedAvg, Theorem 5.5": Theorem(("local-sgd",), of_quadratics(fedavg.theorem55), everyone),
     "FedAvg, Theorem A.1": Theorem(("local-sgd",), of_quadratics(fedavg.theorem_a1), everyone),
+    "FedAvg, Corollary A.3": Theorem(("local-sgd",), of_quadratics(fedavg.corollary_a3), everyone),
     "FedaGrac, Theorem 1": Theorem(("local-sgd",), unequal_steps, everyone),
     "FedaGrac, Theorem 2": Theorem(("fedagrac",), fedagrac.theorem2),
     "FedaGrac, Theorem 3": Theorem(("fedagrac",), fedagrac.theorem3),
