@@ -222,8 +222,9 @@ class Worker:
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """A shard of another shape than the server's task has."""
-        x, y, model = self.shard.x, self.shard.y, self.shard.model
+        x, y, model, loss = self.shard.x, self.shard.y, self.shard.model, self.shard.loss
         assert model is not None
+        assert loss is not None
         found = []
         for name, values, wanted in (("x", x, facts["input"]), ("y", y, facts["target"])):
             if list(values.shape[1:]) != list(wanted):
@@ -233,7 +234,7 @@ class Worker:
                 kinds = ["whole numbers", "floats"]
                 advice = "; scale them as the server's task does, and give float32" if floats else ""
                 found.append(f"the shard's {name} has {kinds[not floats]}; the task has {kinds[floats]} there{advice}")
-        if found := found or data_problems("shard", x, y, model):
+        if found := found or data_problems("shard", x, y, model, loss):
             raise ConfigError(found)
 
     def samples(self, facts: Mapping[str, Any], dtype: torch.dtype) -> Samples:

@@ -81,6 +81,13 @@ def unpacked(form: Form | None, values: Tensor) -> Tree:
     return values if form is None else form.unpack(values)
 
 
+def rows_of(values: Tree, rows: Any) -> Tree:
+    """Some rows of every part."""
+    if isinstance(values, Tensor | Windows):
+        return values[rows]
+    return pytree.tree_map(lambda leaf: leaf[rows], values)
+
+
 def arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a model is called with a batch: a tuple is its arguments, a dictionary is its arguments by name."""
     if isinstance(inputs, Mapping):

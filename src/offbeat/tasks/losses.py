@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from offbeat.errors import shortened
 from offbeat.numerics.forked import forked
-from offbeat.numerics.forms import Tree, called
-from offbeat.numerics.vector import of_type
+from offbeat.numerics.forms import Tree, called, rows_of
+from offbeat.numerics.vector import loss_copied, of_type
 from offbeat.numerics.windows import Windows
 
 ROWS = (2, 3, 5, 7)  # samples to try with: the first number that no side of outputs or targets has
@@ -32,6 +33,7 @@ PAIRED: dict[Any, str] = {
     functional.smooth_l1_loss: "smooth_l1_loss",
     functional.soft_margin_loss: "soft_margin_loss",
 }
+STRANGE = 16  # labels that are no classes, of different values, that are tried
 OUTPUTS, TARGETS = "outputs", "targets"
 
 
@@ -91,7 +93,7 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -
     rows, outputs, targets, single = 0, x, y, False
     for rows in ROWS:
         rows = min(rows, most, len(leaves(x)[0]))
-        inputs, targets = (fitting(first_rows(t, rows), parameters[0]) for t in (x, y))
+        inputs, targets = (fitting(rows_of(t, slice(rows)), parameters[0]) for t in (x, y))
         try:
             outputs = called(model, inputs)
         except Exception as error:  # whatever a model of one's own raises
@@ -149,6 +151,38 @@ def value_problems(value: Any, parameters: Sequence[Tensor]) -> list[str]:
     return [] if any(slope is not None for slope in slopes) else [f"{lost}: it does not depend on them"]
 
 
+def unfit_label(model: nn.Module, loss: Any, x: Tree, y: Any, classes: int) -> int | None:
+    """The first sample whose label is none of the outputs' classes, and fails in the loss where a class does not; None
+    where the loss takes all labels. The attempt is on the processor: on a GPU such a label ends the process."""
+    labels = y[:].cpu()
+    values, first = np.unique(labels.numpy(), return_index=True)
+    strange = first[(values < 0) | (values >= classes)][:STRANGE].tolist()
+    parameter = next(model.parameters())
+    device, own_loss = parameter.device, loss_copied(loss, parameter.dtype)
+    if isinstance(own_loss, nn.Module):
+        own_loss.cpu()
+
+    def works(rows: list[int], targets: Tensor) -> bool:
+        try:
+            own_loss(called(model, fitting(rows_of(x, rows), next(model.parameters()))), targets[rows])
+        except Exception:  # whatever a model or a loss of one's own raises
+            return False
+        return True
+
+    def unfit(rows: list[int]) -> bool:
+        return not works(rows, labels) and works(rows, labels.clamp(0, classes - 1))
+
+    model.cpu()
+    try:
+        with warnings.catch_warnings(), forked([device]), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            if not unfit(strange * 2):
+                return None
+            return next((row for row in strange if unfit([row, row])), None)
+    finally:
+        model.to(device)
+
+
 def remedy(loss: Any, outputs: Tensor, targets: Tensor) -> str:
     """What to do about a loss that does not take its arguments, as far as another attempt can tell."""
     flat = targets.squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else None
@@ -180,10 +214,6 @@ def sequence_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def leaves(values: Tree) -> list[Any]:
     return [values] if isinstance(values, Tensor | Windows) else pytree.tree_leaves(values)
-
-
-def first_rows(values: Tree, rows: int) -> Tree:
-    return pytree.tree_map(lambda leaf: leaf[:rows], values)
 
 
 def fitting(values: Tree, like: Tensor) -> Tree:
