@@ -21,13 +21,13 @@ from offbeat.numerics import trial, unseen
 from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.blame import failing, told
 from offbeat.numerics.forked import forked
-from offbeat.numerics.forms import Form, Forms, Tree, called, packed, rows_of
+from offbeat.numerics.forms import Form, Forms, Tree, called, handing_over, packed, rows_of, scores_in
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, shapes
-from offbeat.tasks.losses import fitting, loss_problems, mixed_types, unfit_label
+from offbeat.tasks.losses import fitting, loss_problems, mixed_types, record_taken, unfit_label
 
 COLUMNS = (
     "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
@@ -127,7 +127,7 @@ class Task:
             found += data_problems(kind, x, y, self.looked_at, self.loss) if trainable else []
             if trainable and len(found) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
-                found += loss_problems(kind, self.model, self.loss, x, y, most)
+                found += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
             found += self.look_problems(kind, rows) if len(found) == before else []
         return found or self.step_problems(dtype)
 
@@ -255,7 +255,7 @@ class Task:
     def has_accuracy(self) -> bool:
         """Whether outputs are scores of classes and targets say which is right."""
         x, y = self.training
-        outputs = tried(self.looked_at, x)
+        outputs = scores_in(tried(self.looked_at, x))
         if not isinstance(y, Tensor | Windows) or not isinstance(outputs, Tensor):
             return False
         return METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
@@ -305,12 +305,24 @@ class Task:
         return {"accuracy": METRICS["accuracy"]} | given
 
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+        model = FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+        if self.record is not None:
+            handing_over(model.module)
+        return model
 
     @cached_property
     def looked_at(self) -> nn.Module:
         """The model to call before a run, which leaves nothing in the caller's own."""
-        return copied(self.model, self.batch_norm)
+        model = copied(self.model, self.batch_norm)
+        return model if self.record is None else handing_over(model)
+
+    @cached_property
+    def record(self) -> Any | None:
+        """What the model gives for two samples, where it is a record that the loss takes as a whole."""
+        try:
+            return record_taken(copied(self.model, self.batch_norm), self.loss, *self.training)
+        except Exception:  # what fails is said where it is tried for itself
+            return None
 
     @property
     def numbers(self) -> int:
@@ -483,7 +495,7 @@ def ends(values: Tensor | Windows) -> tuple[int, int]:
 
 def scores(model: nn.Module, x: Tree) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
-    out = tried(model, x)
+    out = scores_in(tried(model, x))
     if not isinstance(out, Tensor):
         return None  # trying the loss says more
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
