@@ -173,7 +173,8 @@ def test_a_fleet_of_the_wrong_kind(field: str, value: Any) -> None:
 
 # ---- the loss is tried --------------------------------------------------------------------------
 X = torch.linspace(-1.0, 1.0, 80).reshape(20, 4)
-LABELS = torch.arange(20) % 3
+ROWS = torch.arange(20)
+LABELS = ROWS % 3
 REAL = torch.linspace(0.0, 1.0, 20)
 
 
@@ -188,6 +189,48 @@ def real(loss: Any, y: torch.Tensor = REAL, outputs: int = 1, **changed: Any) ->
 
 def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets).square().mean()
+
+
+class AllPairs(nn.Module):
+    """How like each sample's one input is to all samples' other one: as many outputs as samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.one(a) @ self.other(b).T
+
+
+def own_partner(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs, torch.arange(len(outputs)))
+
+
+def alike(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Labels that say which samples belong together, of more groups than there are outputs."""
+    likeness = (outputs @ outputs.T).log_softmax(-1)
+    return -(likeness * (targets[:, None] == targets)).mean()
+
+
+def quantiles(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=outputs.dtype)
+    errors = targets[:, None] - outputs
+    return torch.maximum(levels * errors, (levels - 1) * errors).mean()
+
+
+class Positions(nn.Embedding):
+    """Rows for the places of a sequence that is embedded already, as in BART."""
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.arange(embedded.shape[1], device=embedded.device))
+
+
+def placed(tables: Any, tokens: torch.Tensor) -> torch.Tensor:
+    embedded = tables[0](tokens)
+    return (embedded + tables[1](1000 * embedded)).mean(1)
+
+
+TOKENS = torch.arange(80).reshape(20, 4) % 11
 
 
 @pytest.mark.parametrize(
@@ -223,6 +266,8 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         (real(squared), "spreads both over all pairs of samples"),
         (real(lambda o, t: ((o.sigmoid() - t.double()) ** 2).mean()), "spreads both over all pairs"),
         (real(functional.mse_loss, REAL[:, None], 3), "outputs of shape [2, 3]"),
+        (own(data=(X, LABELS.where(ROWS != 7, 3))), "so they must be 0..2: the loss fails on sample 7"),
+        (own(data=(X, LABELS.where(LABELS != 2, -100).where(ROWS != 9, -1))), "sample 9, which has label -1"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -247,6 +292,8 @@ def test_a_loss_that_cannot_train_is_refused_before_the_run(task: Task, said: st
         real(nn.BCEWithLogitsLoss(), REAL[:, None].round()),
         own(model=nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))), own(model=nn.Linear(4, 3).double()),
         own(model=nn.Linear(4, 2), data=(X, LABELS % 2)), own(test=(X[:1], LABELS[:1])),
+        own(loss=alike, data=(X, LABELS * 4)), own(model=AllPairs(), loss=own_partner, data=((X, X + 0.1), LABELS * 4)),
+        own(loss=quantiles, data=(X, LABELS * 4)), own(data=(X, LABELS.where(LABELS != 2, -100)), batch_size=5),
     ],
     ids=lambda task: "",
 )  # fmt: skip
@@ -317,11 +364,15 @@ def beside(layer: nn.Module, x: torch.Tensor, nothing: torch.Tensor) -> torch.Te
         own(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
         own(model=Call(hooked)),
         own(model=Call(steered)),
+        own(model=Call(placed, nn.ModuleList([nn.Embedding(11, 3), Positions(4, 3)])), data=(TOKENS, LABELS)),
+        own(loss=alike, data=(X, LABELS * 4)),
+        own(data=(X, LABELS.where(LABELS != 2, -100)), batch_size=None),
         own(model=Call(beside), data=((X, torch.zeros(20, 0)), LABELS)),
         *(own(model=nn.Embedding(20, 3), data=(np.arange(20).astype(kind), LABELS))
           for kind in (np.uint16, np.uint32, np.uint64)),
     ],
-    ids=["weights", "hook", "gradient inside", "width 0", "uint16", "uint32", "uint64"],
+    ids=["weights", "hook", "gradient inside", "positions", "groups", "ignored", "width 0", "uint16", "uint32",
+         "uint64"],
 )  # fmt: skip
 def test_what_pytorch_trains_trains_in_both_number_types_and_modes(task: Task) -> None:
     for precision in ("float32", "float64"):

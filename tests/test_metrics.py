@@ -66,6 +66,7 @@ def test_token_targets_in_both_layouts_and_without_those_left_out():
         assert METRICS[name](scores, tokens) == pytest.approx(want), name
         assert METRICS[name](scores.movedim(2, 1), tokens) == pytest.approx(want), name
     assert METRICS["perplexity"](scores, tokens) == pytest.approx(math.exp(functional.cross_entropy(flat, there)))
+    assert METRICS["perplexity"](scores, tokens + 100) is None  # these are no classes
 
 
 def test_soft_and_real_targets():

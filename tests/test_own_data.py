@@ -233,6 +233,10 @@ def wrong(name: str, value: Any) -> dict[str, Tensor]:
     return whole
 
 
+TOKENS = torch.arange(40).reshape(20, 2) % 7
+TOKENS[5] = 11
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -259,6 +263,8 @@ def wrong(name: str, value: Any) -> dict[str, Tensor]:
         (lambda: task(wrong("input_ids", 11)), "sample 5 has token 11 in its inputs 'input_ids', but the table "
          "of Embedding ('table') has rows 0..10"),
         (lambda: task(wrong("input_ids", -1)), "training sample 5 has token -1"),
+        (lambda: Task(nn.EmbeddingBag(11, 3), functional.cross_entropy, (TOKENS, TOKENS[:, 0] % 3), SHARDS),
+         "sample 5 has token 11 in its inputs, but the table of EmbeddingBag ('') has rows 0..10"),
         (lambda: task(columns(), test=wrong("input_ids", 99)), "test sample 5 has token 99"),
         (lambda: task(wrong("weight", float("nan"))), "the training inputs 'weight' hold NaN or infinity, first in"),
         (lambda: task({**columns(), "weight": torch.ones(7)}), "20 inputs 'input_ids' and 7 inputs 'weight'"),

@@ -6,7 +6,8 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,6 +289,83 @@ def test_models_train_as_in_a_plain_loop(make: Callable[[], nn.Module]) -> None:
         model.load_state_dict(one)
         for name, value in want.state_dict().items():
             torch.testing.assert_close(one[name], value, rtol=1e-10, atol=1e-12)
+
+
+# ---- records with scores and more ----------------------------------------------------------------
+@dataclass
+class Record:
+    """As those of Hugging Face."""
+
+    logits: Tensor
+    spread: Tensor  # of a batch
+    hidden: Tensor  # of each sample
+
+
+def recorded(m: Any, x: Tensor) -> Record:
+    hidden = m.a(x)
+    return Record(m.b(hidden), hidden.softmax(-1).mean(0).square().sum(), hidden)
+
+
+def in_a_table(m: Any, x: Tensor) -> dict[str, Tensor]:
+    return vars(recorded(m, x))
+
+
+def with_spread(record: Any, t: Tensor) -> Tensor:
+    return functional.cross_entropy(record.logits, t) + record.spread
+
+
+def with_spread_of_table(record: Any, t: Tensor) -> Tensor:
+    return functional.cross_entropy(record["logits"], t) + record["spread"]
+
+
+def with_hidden(record: Any, t: Tensor) -> Tensor:
+    return functional.cross_entropy(record["logits"], t) + record["hidden"].square().mean()
+
+
+@pytest.mark.parametrize(("forward", "loss"), [(recorded, with_spread), (in_a_table, with_spread_of_table)])
+def test_a_loss_may_take_the_whole_record(forward: Any, loss: Any) -> None:
+    def sums(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        record = recorded(m, x)
+        return record.logits, record.spread
+
+    spec = {"name": "local-sgd", "n": 4, "local_steps": 3}
+    given = Experiment(method=spec, task="digits", until={"commits": 3}, device="cpu", precision="float64")
+    asked = replace(task(Own(forward), loss), metrics={"top-5": "top-5", "sizes": lambda z, t: z.shape[1]})
+    wave, twin = (run(replace(given, task=asked, mode=mode)) for mode in ("wave", "twin"))
+    plainly = run(replace(given, task=task(Own(sums), lambda z, t: functional.cross_entropy(z[0], t) + z[1])))
+    for name, value in plainly.model.items():
+        assert torch.equal(wave.model[name], value)
+        assert torch.allclose(twin.model[name], value, rtol=1e-10, atol=1e-12)
+    assert wave.loss_final == plainly.loss_final
+    assert wave.metrics[-1]["accuracy"] is not None  # metrics get the scores
+    assert wave.metrics[-1]["sizes"] == 4
+
+
+def test_losses_of_single_clients_from_a_record() -> None:
+    def at_clients(forward: Any, loss: Any) -> Any:
+        own = replace(task(Own(forward), loss), test=(X, Y), client_tests=SHARDS)
+        method = {"name": "local-sgd", "n": 4}
+        return run(Experiment(method=method, task=own, until={"commits": 1}, device="cpu")).metrics[-1]
+
+    def by_samples(m: Any, x: Tensor) -> Any:
+        return SimpleNamespace(**in_a_table(m, x))
+
+    def of_samples(m: Any, x: Tensor) -> dict[str, Tensor]:
+        record = recorded(m, x)
+        return {"logits": record.logits, "hidden": record.hidden}
+
+    with pytest.raises(OffbeatError, match="the losses of single clients cannot be told"):
+        at_clients(recorded, with_spread)
+    with pytest.raises(OffbeatError, match="SimpleNamespace, whose rows cannot be told"):
+        at_clients(by_samples, with_spread)
+    figures = at_clients(of_samples, with_hidden)
+    assert figures["own_loss_mean"] == pytest.approx(figures["loss"], rel=1e-6)
+
+
+def test_a_loss_that_takes_neither_scores_nor_the_record_is_told_of_both() -> None:
+    (problem,) = task(Own(in_a_table), with_spread).problems()
+    assert "The model gives a record (logits, spread, hidden); the loss was called with its logits, then" in problem
+    assert task(Own(recorded)).record is None  # the scores are enough
 
 
 # ---- samples that a model does not take --------------------------------------------------------------

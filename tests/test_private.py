@@ -50,6 +50,7 @@ LISTED = {
     "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
     "experimental": {"engines/tiles.py"},  # make_fx: steps as their bare operations
     "is_lazy": {"numerics/vector.py"},
+    "_base": {"numerics/transforms.py"},  # what a tensor is a part of
 }  # fmt: skip
 
 
@@ -163,6 +164,9 @@ def test_it_is_as_expected(name: str) -> None:
         assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_function", "call_function", "output"], (
             VERSION
         )
+    elif name == "_base":
+        assert x._base is None, VERSION
+        assert torch.zeros(3)[1:]._base is not None, VERSION
     elif name == "is_lazy":
         assert parameter.is_lazy(nn.LazyLinear(2).weight), VERSION
         assert not parameter.is_lazy(nn.Linear(2, 2).weight), VERSION

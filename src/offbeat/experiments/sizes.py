@@ -11,8 +11,7 @@ from torch.utils import _pytree as pytree
 from offbeat.engines.memory import GIB, free
 from offbeat.method import Method
 from offbeat.numerics.forked import forked
-from offbeat.numerics.forms import called
-from offbeat.tasks.inputs import rows_of
+from offbeat.numerics.forms import called, rows_of
 from offbeat.tasks.losses import fitting
 from offbeat.tasks.task import Task
 

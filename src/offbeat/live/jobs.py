@@ -32,8 +32,9 @@ from offbeat.experiments.experiment import Experiment
 from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
 from offbeat.method import Local, Method, State
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.forms import handing_over
 from offbeat.numerics.samples import Samples
-from offbeat.numerics.vector import FlatModel, Loss
+from offbeat.numerics.vector import FlatModel, Loss, copied
 from offbeat.numerics.wave import Problem, Walk
 from offbeat.records import Begun
 from offbeat.runs.disk import read_tensors, write_file
@@ -41,6 +42,7 @@ from offbeat.schedule.device import OWN_STEPS
 from offbeat.stages.staged import Encoded
 from offbeat.tasks.data import DATA
 from offbeat.tasks.inputs import read
+from offbeat.tasks.losses import record_taken
 from offbeat.tasks.make import build_task, named
 from offbeat.tasks.models import build as build_model
 from offbeat.tasks.task import Task, data_problems
@@ -175,6 +177,8 @@ class Worker:
             flat = FlatModel(self.shard.model, self.shard.loss, dtype, self.experiment.precision == "bf16").to(
                 self.device
             )
+            if record_taken(copied(self.shard.model), self.shard.loss, x, y) is not None:
+                handing_over(flat.module)
             self.problem = Problem(flat, self.samples(facts, dtype), self.local(), self.experiment.seed)
             mode = self.experiment.mode
             steps = captured_steps(self.problem, self.settings.threads, self.settings.side_by_side)
@@ -223,8 +227,9 @@ class Worker:
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """A shard of another shape than the server's task has."""
-        x, y, model = self.shard.x, self.shard.y, self.shard.model
+        x, y, model, loss = self.shard.x, self.shard.y, self.shard.model, self.shard.loss
         assert model is not None
+        assert loss is not None
         found = []
         for name, values, wanted in (("x", x, facts["input"]), ("y", y, facts["target"])):
             if list(values.shape[1:]) != list(wanted):
@@ -234,7 +239,7 @@ class Worker:
                 kinds = ["whole numbers", "floats"]
                 advice = "; scale them as the server's task does, and give float32" if floats else ""
                 found.append(f"the shard's {name} has {kinds[not floats]}; the task has {kinds[floats]} there{advice}")
-        if found := found or data_problems("shard", x, y, model):
+        if found := found or data_problems("shard", x, y, model, loss):
             raise ConfigError(found)
 
     def samples(self, facts: Mapping[str, Any], dtype: torch.dtype) -> Samples:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.numerics.blame import blamed
+from offbeat.numerics.forms import scores_in
 from offbeat.numerics.metrics import METRICS, Metric
 from offbeat.numerics.outputs import cloned, cut, joined, of_samples
 from offbeat.numerics.samples import Samples
@@ -124,11 +125,11 @@ class Evaluation:
         return values
 
     def batch(self, flat: Tensor, begin: int, end: int) -> tuple[Any, Any, Tensor]:
-        """Outputs, targets and the mean loss of samples `begin .. end`; or a sentence that names the sample."""
+        """Scores, targets and the mean loss of samples `begin .. end`; or a sentence that names the sample."""
 
         def at(rows: Any) -> tuple[Any, Any, Tensor]:
             outputs, targets = self.model.outputs(flat, self.x[rows]), self.model.targets(self.y[rows])
-            return outputs, targets, self.model.mean_loss(outputs, targets)
+            return scores_in(outputs), targets, self.model.mean_loss(outputs, targets)
 
         try:
             return at(slice(begin, end))
@@ -213,17 +214,18 @@ class ClientEvaluation:
             for first, last in batches:
                 part, mine = rows[first:last], owners[first:last]
                 outputs, targets = self.model.outputs(flat, self.x[part]), self.model.targets(self.y[part])
+                scores = scores_in(outputs)
                 ones = torch.ones(len(part), dtype=torch.float64, device=self.x.device)
                 for name, sums in (
                     ("loss", (of_samples(self.model.mean_loss, outputs, targets), ones)),
-                    *((name, metric.each(outputs, targets)) for name, metric in means.items()),  # type: ignore[misc]
+                    *((name, metric.each(scores, targets)) for name, metric in means.items()),  # type: ignore[misc]
                 ):
                     if sums is None:
                         silent.add(name)
                         continue
                     for side in (0, 1):
                         totals[name][side].index_add_(0, mine, sums[side].double())
-                kept += [outputs] if others else []
+                kept += [scores] if others else []
             if others:
                 together = joined(kept, [last - first for first, last in batches])
                 targets = self.model.targets(self.y[rows])

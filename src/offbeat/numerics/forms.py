@@ -81,6 +81,13 @@ def unpacked(form: Form | None, values: Tensor) -> Tree:
     return values if form is None else form.unpack(values)
 
 
+def rows_of(values: Tree, rows: Any) -> Tree:
+    """Some rows of every part."""
+    if isinstance(values, Tensor | Windows):
+        return values[rows]
+    return pytree.tree_map(lambda leaf: leaf[rows], values)
+
+
 def arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a model is called with a batch: a tuple is its arguments, a dictionary is its arguments by name."""
     if isinstance(inputs, Mapping):
@@ -89,12 +96,36 @@ def arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def called(model: nn.Module | Callable[..., Any], inputs: Tree) -> Any:
+    return scores_in(handed_over(model, inputs))
+
+
+def handed_over(model: nn.Module | Callable[..., Any], inputs: Tree) -> Any:
+    """All that a model gives."""
     given, named = arguments(inputs)
-    return scores_in(model(*given, **named))
+    return model(*given, **named)
+
+
+class Whole(NamedTuple):
+    """A record with `logits` of which the loss takes more than these."""
+
+    record: Any
+
+
+def handing_over(model: nn.Module) -> nn.Module:
+    """The model itself, which from now on gives its records whole."""
+    model.register_forward_hook(as_whole)
+    return model
+
+
+def as_whole(model: nn.Module, given: Any, record: Any) -> Whole:
+    return Whole(record)
 
 
 def scores_in(outputs: Any) -> Any:
-    """A model's outputs; where they are a record or a dictionary with `logits`, these."""
+    """A model's outputs; where they are a record or a dictionary with `logits`, these, or the whole of it for a loss
+    that takes that."""
+    if isinstance(outputs, Whole):
+        return outputs.record
     if isinstance(outputs, Mapping) and "logits" in outputs:
         return outputs["logits"]
     return outputs if isinstance(outputs, Tensor | tuple) else getattr(outputs, "logits", outputs)

@@ -120,6 +120,8 @@ def surprise(outputs: Any, targets: Any) -> Sums | None:
     logs = functional.log_softmax(found[0].double(), dim=-1)
     if targets.is_floating_point():
         return -(logs * targets).sum(dim=1), torch.ones(len(targets), device=targets.device)
+    if bool((found[1] >= logs.shape[-1]).any()):
+        return None  # whole numbers that are no classes: counts, groups
     picked = logs.gather(-1, found[1].clamp(min=0)[..., None]).squeeze(-1)
     return per_sample(-picked, found[1])
 

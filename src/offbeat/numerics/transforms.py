@@ -16,8 +16,9 @@ from torch._C._functorch import (
 )
 
 FACTORIES: set[Any] = {
-    *(getattr(torch, f"{name}{like}") for name in ("zeros", "ones", "empty", "full") for like in ("", "_like")),
-    *(getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full", "tensor")),
+    *(torch.zeros, torch.ones, torch.empty, torch.full),
+    *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
     *(torch.tensor, torch.arange, torch.eye, torch.clone, Tensor.clone, Tensor.repeat),
 }  # functions that make a tensor which a model may write into
 IN_PLACE = ("is not possible because there exists a Tensor", "doesn't match the broadcast shape")  # PyTorch's words

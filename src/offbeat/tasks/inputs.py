@@ -267,13 +267,6 @@ def kind(value: Any) -> str:
     return f"{value!r:.40} ({type(value).__name__})"
 
 
-def rows_of(values: Tree, rows: Any) -> Tree:
-    """Some rows of every part."""
-    if isinstance(values, Tensor | Windows):
-        return values[rows]
-    return pytree.tree_map(lambda leaf: leaf[rows], values)
-
-
 def shapes(values: Tree) -> str:
     """The shape and type of a sample, in words."""
     if isinstance(values, Tensor | Windows):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from offbeat.errors import shortened
 from offbeat.numerics.forked import forked
-from offbeat.numerics.forms import Tree, called
-from offbeat.numerics.vector import of_type
+from offbeat.numerics.forms import Tree, called, handed_over, handing_over, rows_of, scores_in
+from offbeat.numerics.outputs import detached
+from offbeat.numerics.vector import loss_copied, of_type
 from offbeat.numerics.windows import Windows
 
 ROWS = (2, 3, 5, 7)  # samples to try with: the first number that no side of outputs or targets has
@@ -32,6 +34,7 @@ PAIRED: dict[Any, str] = {
     functional.smooth_l1_loss: "smooth_l1_loss",
     functional.soft_margin_loss: "soft_margin_loss",
 }
+STRANGE = 16  # labels that are no classes, of different values, that are tried
 OUTPUTS, TARGETS = "outputs", "targets"
 
 
@@ -63,15 +66,17 @@ class Watch(TorchFunctionMode):
 
 
 def loss_problems(
-    kind: str, model: nn.Module, loss: Callable[[Any, Any], Any], x: Tree, y: Tree, most: int
+    kind: str, model: nn.Module, loss: Callable[[Any, Any], Any], x: Tree, y: Tree, most: int, whole: bool = False
 ) -> list[str]:
-    """Why a model cannot be trained with a loss on such samples, `most` of them in a batch; empty when it can."""
+    """Why a model cannot be trained with a loss on such samples, `most` of them in a batch; empty when it can. `whole`:
+    the loss takes records as they are."""
     first = next(p for p in model.parameters() if p.requires_grad)
     said: list[str] = []
     for dtype in dict.fromkeys((first.dtype, torch.float32, torch.float64)):  # own constants may fit only one of them
         with warnings.catch_warnings(), forked([first.device]), torch.enable_grad():
             warnings.simplefilter("ignore")
-            problems = tried(kind, of_type(copy.deepcopy(model), dtype).train(), loss, x, y, most)
+            own = of_type(copy.deepcopy(model), dtype).train()
+            problems = tried(kind, handing_over(own) if whole else own, loss, x, y, most)
         if not problems:
             return []
         said = said or problems
@@ -91,7 +96,7 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -
     rows, outputs, targets, single = 0, x, y, False
     for rows in ROWS:
         rows = min(rows, most, len(leaves(x)[0]))
-        inputs, targets = (fitting(first_rows(t, rows), parameters[0]) for t in (x, y))
+        inputs, targets = (fitting(rows_of(t, slice(rows)), parameters[0]) for t in (x, y))
         try:
             outputs = called(model, inputs)
         except Exception as error:  # whatever a model of one's own raises
@@ -109,7 +114,8 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -
         with watch:
             value = loss(outputs, targets)
     except Exception as error:  # whatever a loss of one's own raises
-        return [f"the loss fails on {given} ({rows} samples): {reason(error)}. {remedy(loss, outputs, targets)}"]
+        advice = record_refused(model, loss, inputs, targets) or remedy(loss, outputs, targets)
+        return [f"the loss fails on {given} ({rows} samples): {reason(error)}. {advice}"]
     if watch.found:
         return [f"{watch.found[0]}, but here are {given} (for {rows} samples); reshape the one or the other"]
     return value_problems(value, parameters)
@@ -127,6 +133,43 @@ def of_several(kind: str, loss: Any, outputs: Any, targets: Tree, parameters: Se
             ]
         return [f"the loss fails on {kind} targets of several parts: {reason(error)}"]
     return value_problems(value, parameters)
+
+
+def record_taken(model: nn.Module, loss: Any, x: Tree, y: Tree) -> Any | None:
+    """The record that the model gives for two samples, where the loss trains with the whole of it and not with its
+    `logits` alone; None otherwise. The model is called."""
+    parameter = next(p for p in model.parameters() if p.requires_grad)
+    inputs, targets = (fitting(rows_of(t, slice(2)), parameter) for t in (x, y))
+    with warnings.catch_warnings(), forked([parameter.device]), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        record = handed_over(model, inputs)
+        scores = scores_in(record)
+        if scores is record or trains(loss, scores, targets) or not trains(loss, record, targets):
+            return None
+    return detached(record)
+
+
+def trains(loss: Any, outputs: Any, targets: Tree) -> bool:
+    """Whether a loss gives one number that gradients go through."""
+    try:
+        value = loss(outputs, targets)
+    except Exception:  # whatever a loss of one's own raises
+        return False
+    return isinstance(value, Tensor) and not value.dim() and value.requires_grad
+
+
+def record_refused(model: nn.Module, loss: Any, inputs: Tree, targets: Tree) -> str:
+    """What to know where a loss was called with a part of what the model gives; empty where it was not."""
+    record = handed_over(model, inputs)
+    if scores_in(record) is record:
+        return ""
+    names = ", ".join(record if isinstance(record, Mapping) else getattr(record, "__dict__", ()))
+    try:
+        loss(record, targets)
+        again = "of which no gradient goes to the model"
+    except Exception as error:  # whatever a loss of one's own raises
+        again = f"on which it fails, too: {reason(error)}"
+    return f"The model gives a record ({names}); the loss was called with its logits, then with the whole, {again}"
 
 
 def value_problems(value: Any, parameters: Sequence[Tensor]) -> list[str]:
@@ -149,6 +192,38 @@ def value_problems(value: Any, parameters: Sequence[Tensor]) -> list[str]:
     return [] if any(slope is not None for slope in slopes) else [f"{lost}: it does not depend on them"]
 
 
+def unfit_label(model: nn.Module, loss: Any, x: Tree, y: Any, classes: int) -> int | None:
+    """The first sample whose label is none of the outputs' classes, and fails in the loss where a class does not; None
+    where the loss takes all labels. The attempt is on the processor: on a GPU such a label ends the process."""
+    labels = y[:].cpu()
+    values, first = np.unique(labels.numpy(), return_index=True)
+    strange = first[(values < 0) | (values >= classes)][:STRANGE].tolist()
+    parameter = next(model.parameters())
+    device, own_loss = parameter.device, loss_copied(loss, parameter.dtype)
+    if isinstance(own_loss, nn.Module):
+        own_loss.cpu()
+
+    def works(rows: list[int], targets: Tensor) -> bool:
+        try:
+            own_loss(called(model, fitting(rows_of(x, rows), next(model.parameters()))), targets[rows])
+        except Exception:  # whatever a model or a loss of one's own raises
+            return False
+        return True
+
+    def unfit(rows: list[int]) -> bool:
+        return not works(rows, labels) and works(rows, labels.clamp(0, classes - 1))
+
+    model.cpu()
+    try:
+        with warnings.catch_warnings(), forked([device]), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            if not unfit(strange * 2):
+                return None
+            return next((row for row in strange if unfit([row, row])), None)
+    finally:
+        model.to(device)
+
+
 def remedy(loss: Any, outputs: Tensor, targets: Tensor) -> str:
     """What to do about a loss that does not take its arguments, as far as another attempt can tell."""
     flat = targets.squeeze(1) if targets.dim() == 2 and targets.shape[1] == 1 else None
@@ -164,11 +239,7 @@ def remedy(loss: Any, outputs: Tensor, targets: Tensor) -> str:
     if not targets.is_floating_point():
         attempts.append(("It takes targets of a floating-point type: give y.float()", (outputs, targets.float())))
     for sentence, arguments in attempts:
-        try:
-            value = loss(*arguments)
-        except Exception:  # not that, then
-            continue
-        if isinstance(value, Tensor) and not value.dim() and value.requires_grad:
+        if trains(loss, *arguments):
             return sentence
     return "A loss here is called as loss(outputs, targets) and gives the mean over the batch"
 
@@ -180,10 +251,6 @@ def sequence_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def leaves(values: Tree) -> list[Any]:
     return [values] if isinstance(values, Tensor | Windows) else pytree.tree_leaves(values)
-
-
-def first_rows(values: Tree, rows: int) -> Tree:
-    return pytree.tree_map(lambda leaf: leaf[:rows], values)
 
 
 def fitting(values: Tree, like: Tensor) -> Tree:

@@ -12,6 +12,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, shown, unknown
@@ -19,13 +21,13 @@ from offbeat.numerics import trial, unseen
 from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.blame import failing, told
 from offbeat.numerics.forked import forked
-from offbeat.numerics.forms import Form, Forms, Tree, called, packed
+from offbeat.numerics.forms import Form, Forms, Tree, called, handing_over, packed, rows_of, scores_in
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
 from offbeat.numerics.windows import Windows
-from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, rows_of, shapes
-from offbeat.tasks.losses import fitting, loss_problems, mixed_types
+from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, shapes
+from offbeat.tasks.losses import fitting, loss_problems, mixed_types, record_taken, unfit_label
 
 COLUMNS = (
     "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
@@ -122,10 +124,10 @@ class Task:
                 continue
             before, rows = len(found), len(parts[0][1])
             found += shard_problems(self.shards, rows) if kind == "training" else []
-            found += data_problems(kind, x, y, self.looked_at) if trainable else []
+            found += data_problems(kind, x, y, self.looked_at, self.loss) if trainable else []
             if trainable and len(found) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
-                found += loss_problems(kind, self.model, self.loss, x, y, most)
+                found += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
             found += self.look_problems(kind, rows) if len(found) == before else []
         return found or self.step_problems(dtype)
 
@@ -253,7 +255,7 @@ class Task:
     def has_accuracy(self) -> bool:
         """Whether outputs are scores of classes and targets say which is right."""
         x, y = self.training
-        outputs = tried(self.looked_at, x)
+        outputs = scores_in(tried(self.looked_at, x))
         if not isinstance(y, Tensor | Windows) or not isinstance(outputs, Tensor):
             return False
         return METRICS["accuracy"](outputs, y[:2].to(outputs.device)) is not None
@@ -303,12 +305,24 @@ class Task:
         return {"accuracy": METRICS["accuracy"]} | given
 
     def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        return FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+        model = FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+        if self.record is not None:
+            handing_over(model.module)
+        return model
 
     @cached_property
     def looked_at(self) -> nn.Module:
         """The model to call before a run, which leaves nothing in the caller's own."""
-        return copied(self.model, self.batch_norm)
+        model = copied(self.model, self.batch_norm)
+        return model if self.record is None else handing_over(model)
+
+    @cached_property
+    def record(self) -> Any | None:
+        """What the model gives for two samples, where it is a record that the loss takes as a whole."""
+        try:
+            return record_taken(copied(self.model, self.batch_norm), self.loss, *self.training)
+        except Exception:  # what fails is said where it is tried for itself
+            return None
 
     @property
     def numbers(self) -> int:
@@ -348,7 +362,7 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
     return found
 
 
-def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module) -> list[str]:
+def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module, loss: Loss) -> list[str]:
     parts = named_leaves((x, y), ("inputs", "targets"))
     (first, leading), *others = parts
     rows = len(leading)
@@ -377,13 +391,22 @@ def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module) -> list[str]:
         return [*found, f"the model does not take the {kind} inputs, of {shapes(x)}: {error}"]
     found += token_problems(kind, x, model)
     labels = isinstance(y, Tensor | Windows) and y.dim() == 1 and not (y.dtype.is_floating_point or y.dtype.is_complex)
-    least, most = ends(y) if labels else (0, 0)
-    if labels and classes is not None and (least < 0 or most >= classes):
-        found.append(
-            f"the {kind} labels run from {least} to {most}; the model has {classes} outputs, "
-            f"so they must be 0..{classes - 1}"
-        )
-    return found
+    return found + label_problems(kind, model, loss, x, y, classes) if labels and classes is not None else found
+
+
+def label_problems(kind: str, model: nn.Module, loss: Loss, x: Tree, y: Tensor | Windows, classes: int) -> list[str]:
+    """Labels that are no classes of the outputs, where the loss does not take them: they may mean something else, as
+    counts, groups and -100 do."""
+    least, most = ends(y)
+    if least >= 0 and most < classes:
+        return []
+    row = unfit_label(model, loss, x, y, classes)
+    if row is None:
+        return []
+    return [
+        f"the {kind} labels run from {least} to {most}; the model has {classes} outputs, so they must be "
+        f"0..{classes - 1}: the loss fails on sample {row}, which has label {int(y[row : row + 1])}"
+    ]
 
 
 def empty_sequences(kind: str, name: str, leaf: Any) -> list[str]:
@@ -430,28 +453,37 @@ def extremes(values: Tensor | Windows) -> list[int]:
 
 def tables(model: nn.Module, x: Tree) -> list[tuple[str, int, int]]:
     """The tables that a sample asks for rows they have not: (part of the model, its rows, the token)."""
-    wrong: list[tuple[str, int, int]] = []
-
-    def look(name: str) -> Any:
-        def before(part: Any, given: tuple[Any, ...]) -> None:
-            tokens = given[0] if given else torch.zeros(0)
-            bad = tokens[(tokens < 0) | (tokens >= part.num_embeddings)]
-            if len(bad):
-                wrong.append((f"{type(part).__name__} ('{name}')", part.num_embeddings, int(bad[0])))
-
-        return before
-
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    hooks = [p.register_forward_pre_hook(look(n)) for n, p in model.named_modules() if isinstance(p, kinds)]
+    lookups = Lookups(model)
     try:
-        if hooks:
-            scores(model, x)
+        if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules()):
+            with lookups:
+                scores(model, x)
     except Exception:  # it is said where the model is called for its scores
         pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return wrong
+    return lookups.wrong
+
+
+class Lookups(TorchFunctionMode):
+    """Notes the tokens that tables have no row for. It looks at what is looked up, not at what a part is called with:
+    a part that makes tokens itself, of lengths, masks or embedded tokens, is right."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {
+            id(p): f"{type(part).__name__} ('{name}')"
+            for name, part in model.named_modules()
+            for p in part.parameters(recurse=False)
+        }
+        self.wrong: list[tuple[str, int, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (functional.embedding, functional.embedding_bag):
+            given = {**dict(zip(("input", "weight"), args, strict=False)), **(kwargs or {})}
+            tokens, weight = given["input"], given["weight"]
+            bad = tokens[(tokens < 0) | (tokens >= len(weight))]
+            if len(bad):
+                self.wrong.append((self.names.get(id(weight), "an embedding"), len(weight), int(bad[0])))
+        return func(*args, **(kwargs or {}))
 
 
 def ends(values: Tensor | Windows) -> tuple[int, int]:
@@ -463,7 +495,7 @@ def ends(values: Tensor | Windows) -> tuple[int, int]:
 
 def scores(model: nn.Module, x: Tree) -> int | None:
     """How many scores the model gives a sample; None if its outputs are no rows of several."""
-    out = tried(model, x)
+    out = scores_in(tried(model, x))
     if not isinstance(out, Tensor):
         return None  # trying the loss says more
     return int(out.shape[1]) if out.dim() == 2 and out.shape[1] > 1 else None
