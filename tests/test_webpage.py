@@ -90,7 +90,7 @@ def test_the_same_runs_give_the_same_page(compared: Path, tmp_path: Path) -> Non
 
 
 def test_figures_of_the_page_are_those_of_the_runs(compared: Path) -> None:
-    runs = [chronicle.read_run(path, label) for path, label in chronicle.found([compared / "compare"])]
+    runs = [chronicle.read_run(path, label) for path, label in chronicle.run_folders([compared / "compare"])]
     groups = chronicle.grouped(runs)
     data = webpage.figures(groups, (), 10**6)
     for line, (label, group) in zip(data["lines"], groups.items(), strict=True):
@@ -114,7 +114,7 @@ def test_clusters_and_runs_that_differ_in_options_stand_apart(compared: Path, tm
     assert data["timelines"][0]["unit"] == "cluster"
     for rate in (0.1, 0.05):
         run(experiment({"name": "fedasync", "client_lr": rate}), tmp_path / str(rate))
-    runs = [chronicle.read_run(path, label) for path, label in chronicle.found([tmp_path])]
+    runs = [chronicle.read_run(path, label) for path, label in chronicle.run_folders([tmp_path])]
     assert sorted(chronicle.grouped(runs)) == ["fedasync (client_lr 0.05)", "fedasync (client_lr 0.1)"]
 
 

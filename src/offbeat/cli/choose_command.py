@@ -57,27 +57,27 @@ def choose(
         return Progress(label, until)
 
     with writing(out, ".toml"):
-        found = choosing.choose(
+        choice = choosing.choose(
             experiment, target, method or choosing.CANDIDATES, trials, seeds, None if as_json else progress
         )
-        text = found.experiment.toml()
+        text = choice.experiment.toml()
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(f"# recommended by `offbeat choose`: {found.reason}\n{text}", encoding="utf-8")
+            out.write_text(f"# recommended by `offbeat choose`: {choice.reason}\n{text}", encoding="utf-8")
     if as_json:
-        show_json(found.json())
+        show_json(choice.json())
         return
-    best = found.best
+    best = choice.best
     options = ", ".join(f"{key} = {value:g}" for key, value in best.options.items()) or "its defaults"
-    print(f"{best.method} with {options}: {found.reason}.\n")
+    print(f"{best.method} with {options}: {choice.reason}.\n")
     at = "" if target is None else "; accuracy and bytes at the target, or where it was not reached, at the end"
-    show_table(f"{found.seeds} seeds, 95 % intervals{at}", COLUMNS, choosing.rows(found))
-    for name, why in found.dropped.items():
+    show_table(f"{choice.seeds} seeds, 95 % intervals{at}", COLUMNS, choosing.rows(choice))
+    for name, why in choice.dropped.items():
         print(f"dropped {name}: {why}")
-    print(f"\nwhat it rests on: {found.measured.verdict}")
+    print(f"\nwhat it rests on: {choice.measured.verdict}")
     for note in best.notes:
         print(f"  {note}")
-    tried = sum(candidate.trials for candidate in found.ranked)
+    tried = sum(candidate.trials for candidate in choice.ranked)
     print(f"  {tried} trials on held-out parts of the clients' shards; final figures on the task's own test set")
     if out is not None:
         print(f"\nrun it: offbeat run {out}")

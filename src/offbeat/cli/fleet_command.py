@@ -48,24 +48,24 @@ def from_csv(
         from offbeat.fleets.make import build
         from offbeat.fleets.measured import read_table
 
-        found = read_table(table)
-        built = build("measured", found.devices, 0, **found.options)
+        devices = read_table(table)
+        built = build("measured", devices.devices, 0, **devices.options)
         target.parent.mkdir(parents=True, exist_ok=True)
-        head = f"# {found.devices} devices from {table.name}; use it with --fleet {target.name}\n"
-        target.write_text(head + toml.write({"fleet": {"name": "measured", **found.options}}), encoding="utf-8")
+        head = f"# {devices.devices} devices from {table.name}; use it with --fleet {target.name}\n"
+        target.write_text(head + toml.write({"fleet": {"name": "measured", **devices.options}}), encoding="utf-8")
         if picture is not None:
             from offbeat.runs import fleet_plots
 
-            fleet_plots.fleet(built, picture, f"{table.stem}: {found.devices} devices")
+            fleet_plots.fleet(built, picture, f"{table.stem}: {devices.devices} devices")
     summary = summed(built, steps, megabytes * 1e6)
     if as_json:
-        show_json({"fleet": str(target), "devices": found.devices, "ignored": list(found.ignored), **summary})
+        show_json({"fleet": str(target), "devices": devices.devices, "ignored": list(devices.ignored), **summary})
         return
     rows = [[name, *(f"{value:.4g}" for value in values.values())] for name, values in summary["quantities"].items()]
-    show_table(f"{found.devices} devices", ("", "least", "5 %", "median", "95 %", "most"), rows)
+    show_table(f"{devices.devices} devices", ("", "least", "5 %", "median", "95 %", "most"), rows)
     print(summary["said"])
-    if found.ignored:
-        print(f"columns left out: {', '.join(found.ignored)}")
+    if devices.ignored:
+        print(f"columns left out: {', '.join(devices.ignored)}")
     print(f"fleet: {target}" + (f"\npicture: {picture}" if picture else ""))
 
 

@@ -223,12 +223,12 @@ def from_run(
     with writing(out, ".json"):
         from offbeat.live.fit import write
 
-        found = write(run, out)
+        fit = write(run, out)
     if as_json:
         show_json(
-            {name: found[name] for name in ("clients", "error", "observed", "jitter", "drop_out")} | {"out": str(out)}
+            {name: fit[name] for name in ("clients", "error", "observed", "jitter", "drop_out")} | {"out": str(out)}
         )
         return
-    for name, error in found["error"].items():
-        print(f"{name}: {found['observed'][name]} observed, the middle one {error:.1%} from its client's median")
-    print(f"jitter {found['jitter']:.3f}, jobs lost {found['drop_out']:.1%}; wrote {out}")
+    for name, error in fit["error"].items():
+        print(f"{name}: {fit['observed'][name]} observed, the middle one {error:.1%} from its client's median")
+    print(f"jitter {fit['jitter']:.3f}, jobs lost {fit['drop_out']:.1%}; wrote {out}")

@@ -38,10 +38,10 @@ def plan(
     from offbeat.studies.plan import plan
 
     with Console(stderr=True).status("plan") as status:
-        found = plan(experiment, gpus, gbit, jobs, seconds, lambda text: status.update(f"plan: {text}"))
+        answer = plan(experiment, gpus, gbit, jobs, seconds, lambda text: status.update(f"plan: {text}"))
     if as_json:
-        show_json(found)
+        show_json(answer)
         return
     facts = ", ".join(f"{name} {value:,}" if isinstance(value, int | float) else f"{name} {value}"
-                      for name, value in found.items() if name not in ("table", "rates"))  # fmt: skip
-    report.show_records(facts, found["table"], terminal())
+                      for name, value in answer.items() if name not in ("table", "rates"))  # fmt: skip
+    report.show_records(facts, answer["table"], terminal())

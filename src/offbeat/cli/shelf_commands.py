@@ -40,30 +40,30 @@ def runs(
 
     if not folder.is_dir():
         raise OffbeatError(f"there is no directory {folder}")
-    found = shelf.chosen(shelf.find_runs(folder), where or [])
+    shelved = shelf.chosen(shelf.find_runs(folder), where or [])
     if sort is not None:
-        found = shelf.ordered(found, sort.lstrip("-"), sort.startswith("-"))
-    lines = [{"path": str(run.path), **facts(run)} for run in found]
+        shelved = shelf.ordered(shelved, sort.lstrip("-"), sort.startswith("-"))
+    lines = [{"path": str(run.path), **facts(run)} for run in shelved]
     if as_json and not remove:
         show_json(lines)
         return
-    if not found:
+    if not shelved:
         print(f"no runs in {folder}" + (" that meet this" if where else ""))
         return
     if not as_json:
         from offbeat.runs.report import spoken
 
         cells = [[line["path"], *(spoken(line[name]) for name in COLUMNS)] for line in lines]
-        show_table(f"{len(found)} runs", ["run", *COLUMNS], cells, [0, 2, 6, 8, 7, 3, 5, 1, 4, 9])
+        show_table(f"{len(shelved)} runs", ["run", *COLUMNS], cells, [0, 2, 6, 8, 7, 3, 5, 1, 4, 9])
     if remove:
-        if not yes and not typer.confirm(f"Delete these {len(found)} runs?", default=False, err=True):
+        if not yes and not typer.confirm(f"Delete these {len(shelved)} runs?", default=False, err=True):
             raise OffbeatError("nothing was removed")
-        for run in found:
+        for run in shelved:
             shelf.remove(run)
         if as_json:
             show_json({"removed": [line["path"] for line in lines]})
         else:
-            print(f"removed {len(found)} runs")
+            print(f"removed {len(shelved)} runs")
 
 
 def facts(run: Shelved) -> dict[str, Any]:
@@ -226,23 +226,23 @@ def explain(
         raise OffbeatError(f"{run} holds {len(more) + 1} runs; give one of them (`offbeat runs {run}` lists them)")
     result = one.result
     rows = StoredRows(sources(one.path, "trace"))
-    found = explain.spent(rows, units(one))
-    advice = explain.counsel(found, result, one.config, one.metrics())
+    spent = explain.spent(rows, units(one))
+    advice = explain.counsel(spent, result, one.config, one.metrics())
     computed, waves = result.get("jobs_computed", 0), result.get("waves", 0)
     if as_json:
         show_json(
             {
-                "path": str(one.path), "shares": found.shares, "last": found.last, "waves": waves, "jobs": computed,
+                "path": str(one.path), "shares": spent.shares, "last": spent.last, "waves": waves, "jobs": computed,
                 "share_dead": result.get("share_dead"), "notes": notes(result), "advice": advice,
             }
         )  # fmt: skip
         return
-    print(f"{one.path}: {found.commits} commits in {found.seconds:,.1f} virtual s, {found.units} clients or clusters")
-    kinds = [[kind, f"{share:.1%}"] for kind, share in found.shares.items()]
+    print(f"{one.path}: {spent.commits} commits in {spent.seconds:,.1f} virtual s, {spent.units} clients or clusters")
+    kinds = [[kind, f"{share:.1%}"] for kind, share in spent.shares.items()]
     show_table("where their time went", ["", "share"], kinds)
     print(f"waves: {waves} with {computed / max(1, waves):.1f} jobs on average; {result.get('rung', '?')}")
     print(f"dead updates: {result.get('share_dead', 0.0):.1%}; staleness {result['staleness']['mean']:.1f} on average")
-    if found.last:
-        print("last before a commit: " + ", ".join(f"client {client} ({many} times)" for client, many in found.last))
+    if spent.last:
+        print("last before a commit: " + ", ".join(f"client {client} ({many} times)" for client, many in spent.last))
     for sentence in [*notes(result), *(advice or ["Nothing stands out."])]:
         print(f"- {sentence}")

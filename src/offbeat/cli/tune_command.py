@@ -71,24 +71,24 @@ def tune(
             sys.stderr.write(f"\r\x1b[2K{label}: trial {done + 1} of {many}\r")
             sys.stderr.flush()
 
-    found = look_for(
+    outcome = look_for(
         experiments, parse_search(search or []), by, target, trials, range(common.seed, common.seed + seeds), hold_out,
         out, resume, not alone, None if workers else tell, workers, address,
     )  # fmt: skip
     tuned = out / "tuned.toml"
     if as_json:
-        told = {"tuned": str(tuned), "best": found.best, "scores": found.scores, "trials": len(found.entries)}
-        show_json({**told, "seconds": found.seconds})
+        told = {"tuned": str(tuned), "best": outcome.best, "scores": outcome.scores, "trials": len(outcome.entries)}
+        show_json({**told, "seconds": outcome.seconds})
         return
     rows = []
-    for label, best in found.best.items():
-        mine, score = found.trials(label), found.scores[label]
+    for label, best in outcome.best.items():
+        mine, score = outcome.trials(label), outcome.scores[label]
         chosen = ", ".join(f"{name} = {spoken(value)}" for name, value in best.items())
-        value = spoken(score if target is None and found.aim.more else -score)
-        value = value if found.aim.reached(score) else "not reached"
+        value = spoken(score if target is None and outcome.aim.more else -score)
+        value = value if outcome.aim.reached(score) else "not reached"
         lost = sum(entry.score is None for entry in mine)
         rows.append([label, chosen, value, str(len(mine)), str(sum(e.cut for e in mine)), str(lost)])
-    judged = found.aim.metric if target is None else f"s to {found.aim.metric} {target}"
+    judged = outcome.aim.metric if target is None else f"s to {outcome.aim.metric} {target}"
     columns = ["method", "best", f"{judged} (held-out)", "trials", "cut off", "failed"]
-    show_table(f"{len(found.entries)} trials in {found.seconds:.1f} s", columns, rows, [0, 1, 2, 3, 4, 5])
+    show_table(f"{len(outcome.entries)} trials in {outcome.seconds:.1f} s", columns, rows, [0, 1, 2, 3, 4, 5])
     print(f"tuned: {tuned}; `offbeat compare --tuned {out}` runs them on the test set")

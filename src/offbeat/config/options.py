@@ -28,20 +28,20 @@ def option_problems(
     """What a table of options gets wrong about a builder: unknown names and values of the wrong kind."""
     parameters = {name: p for name, p in inspect.signature(make).parameters.items() if name not in fixed}
     hints = hints_of(make)
-    found = []
+    problems = []
     for name, value in options.items():
         if name not in parameters:
             none = f"{where} has no options, but '{name}' was given; leave it out"
-            found.append(unknown(f"option of {where}", name, parameters) if parameters else none)
+            problems.append(unknown(f"option of {where}", name, parameters) if parameters else none)
         elif not fits(value, hints.get(name, Any)):
-            found.append(f"{where}: {name} = {shown(value)}; it must be {spoken(hints[name])}")
+            problems.append(f"{where}: {name} = {shown(value)}; it must be {spoken(hints[name])}")
         else:
-            found += [f"{where}: {sentence}" for sentence in extreme(name, value)]
+            problems += [f"{where}: {sentence}" for sentence in extreme(name, value)]
     for name, p in parameters.items():
         needed = p.default is inspect.Parameter.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         if needed and name not in options:
-            found.append(f"{where}: {name} is missing; it has no default")
-    return found
+            problems.append(f"{where}: {name} is missing; it has no default")
+    return problems
 
 
 def hints_of(make: Callable[..., Any]) -> dict[str, Any]:

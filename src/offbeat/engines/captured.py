@@ -135,10 +135,10 @@ class GraphAdvance:
                     graphs[steps] = self.capture(problem, at, steps, width)
                 graphs[steps].replay()
             count %= steps
-        found: tuple[Carry, Tally] = pytree.tree_map(
+        advanced: tuple[Carry, Tally] = pytree.tree_map(
             lambda place, t: part(place, t).clone(), (at.carry, at.tally), (carry, tally)
         )
-        return found
+        return advanced
 
     def fitting(self, ready: int, urgent: int) -> int:
         return fitting(ready, urgent)

@@ -252,11 +252,11 @@ class LocalSolver:
                 warnings.simplefilter("always")
                 yield
         finally:
-            found = {each: FALLBACK.search(str(each.message)) for each in said}
-            for each, operation in found.items():
+            operations = {each: FALLBACK.search(str(each.message)) for each in said}
+            for each, operation in operations.items():
                 if operation is None:
                     warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-            for name in dict.fromkeys(operation[1] for operation in found.values() if operation is not None):
+            for name in dict.fromkeys(operation[1] for operation in operations.values() if operation is not None):
                 self.note(f"PyTorch cannot batch {name}: inside waves it is computed client after client")
 
     def parts(self, versions: Mapping[int, State], jobs: list[Begun]) -> list[Outcome]:

@@ -65,18 +65,18 @@ class Cluster:
         return [int(self.hears(turn).sum()) for turn in range(len(self.graphs))]
 
     def problems(self, where: str) -> list[str]:
-        found = []
+        problems = []
         if self.linked:
-            found += link_problems(where, self.graphs, self.members)
+            problems += link_problems(where, self.graphs, self.members)
         for graph, matrix in zip(self.graphs, self.mixing, strict=True):
-            found += weight_problems(where, matrix, self.members, graph)
+            problems += weight_problems(where, matrix, self.members, graph)
         for name, array in (("d2d latency", self.latency), ("edge latency", self.edge_latency)):
             if not ((array >= 0) & (array < math.inf)).all():
-                found.append(f"{where}: {name} has {array.min()} to {array.max()} s; times are finite and >= 0")
+                problems.append(f"{where}: {name} has {array.min()} to {array.max()} s; times are finite and >= 0")
         for name, array in (("d2d bandwidth", self.bandwidth), ("edge bandwidth", self.edge_bandwidth)):
             if not (array > 0).all():
-                found.append(f"{where}: {name} has {array.min()} bytes/s; a link must carry more than 0")
-        return found
+                problems.append(f"{where}: {name} has {array.min()} bytes/s; a link must carry more than 0")
+        return problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,27 +96,29 @@ class Clusters:
 
     def problems(self, clients: int) -> list[str]:
         """Everything that is impossible about them in a fleet of so many clients."""
-        found = member_problems([cluster.members for cluster in self.each], clients)
+        problems = member_problems([cluster.members for cluster in self.each], clients)
         for number, cluster in enumerate(self.each):
-            found += cluster.problems(f"cluster {number}")
-        return found
+            problems += cluster.problems(f"cluster {number}")
+        return problems
 
 
 def member_problems(members: Sequence[Sequence[int]], clients: int) -> list[str]:
     """Clients that are in no cluster, in two, or not in the fleet; clusters without any."""
-    found = [f"cluster {k} has no devices; leave it out" for k, devices in enumerate(members) if not len(devices)]
+    problems = [f"cluster {k} has no devices; leave it out" for k, devices in enumerate(members) if not len(devices)]
     counts = Counter(device for devices in members for device in devices)
     strange = sorted(device for device in counts if not 0 <= device < clients)
     twice = sorted(device for device, times in counts.items() if times > 1)
     missing = [client for client in range(clients) if client not in counts]
     if strange:
-        found.append(f"clusters name {listed(strange)}, but the fleet has clients 0 to {clients - 1}")
+        problems.append(f"clusters name {listed(strange)}, but the fleet has clients 0 to {clients - 1}")
     if twice:
         where = [k for k, devices in enumerate(members) if twice[0] in devices]
-        found.append(f"clusters overlap: {listed(twice)} more than once (client {twice[0]} in {where}); keep one each")
+        problems.append(
+            f"clusters overlap: {listed(twice)} more than once (client {twice[0]} in {where}); keep one each"
+        )
     if missing:
-        found.append(f"clusters miss {listed(missing)}; every client belongs to one")
-    return found
+        problems.append(f"clusters miss {listed(missing)}; every client belongs to one")
+    return problems
 
 
 def listed(clients: Sequence[int]) -> str:
@@ -150,38 +152,41 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
         raise ConfigError(
             [f"clusters = {shown(spec)}; give a number of clusters, or a table with count, sizes or members"]
         )
-    found = option_problems("clusters", layout, given)
+    problems = option_problems("clusters", layout, given)
     given = {name: value for name, value in given.items() if not option_problems("", layout, {name: value})}
-    members = members_of(given, clients, found)
-    laws: dict[str, Law | None] = {"latency": read(given.get("latency", 0.0), "clusters: latency", found), "mbit": None}
+    members = members_of(given, clients, problems)
+    laws: dict[str, Law | None] = {
+        "latency": read(given.get("latency", 0.0), "clusters: latency", problems),
+        "mbit": None,
+    }
     if (mbit := given.get("mbit")) is not None:
-        found += wrong("clusters: mbit", mbit, positive=True) if numeric(mbit) and mbit == 0 else []
-        laws["mbit"] = read(mbit, "clusters: mbit", found)
-    specs = for_each("graphs", given.get("graphs"), len(members), given.get("graph", "ring"), found)
+        problems += wrong("clusters: mbit", mbit, positive=True) if numeric(mbit) and mbit == 0 else []
+        laws["mbit"] = read(mbit, "clusters: mbit", problems)
+    specs = for_each("graphs", given.get("graphs"), len(members), given.get("graph", "ring"), problems)
     if "graph" in given and "graphs" in given:
-        found.append("clusters: graph is for all clusters, graphs for each; give one of them")
-    paces = paces_of(given, len(members), found)
+        problems.append("clusters: graph is for all clusters, graphs for each; give one of them")
+    paces = paces_of(given, len(members), problems)
     weights = given.get("weights", "metropolis")
     if isinstance(weights, str) and weights not in WEIGHTS:
-        found.append(unknown("weights of clusters", weights, WEIGHTS))
+        problems.append(unknown("weights of clusters", weights, WEIGHTS))
         weights = "metropolis"
     each = []
     for number, (devices, graph) in enumerate(zip(members, specs, strict=True)):
         if not devices:
-            found.append(f"cluster {number} has no devices; leave it out")
+            problems.append(f"cluster {number} has no devices; leave it out")
             continue
         if large := cluster_size(number, len(devices), graph):
-            found += large
+            problems += large
             continue
         try:
             made = tuple(graphs_of(graph, len(devices), unsigned(key(seed, "graph", number))))
         except ConfigError as error:
-            found += [f"cluster {number}: {sentence}" for sentence in error.problems]
+            problems += [f"cluster {number}: {sentence}" for sentence in error.problems]
             continue
-        mixing = mixing_of(weights, number, len(members), made, found)
+        mixing = mixing_of(weights, number, len(members), made, problems)
         each.append(linked_cluster(tuple(devices), made, mixing, laws, seed, paces[number]))
-    if found:
-        raise ConfigError(dict.fromkeys(found))
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
     return Clusters(tuple(each), given.get("shared_uplink", False))
 
 
@@ -192,56 +197,56 @@ def cluster_size(number: int, devices: int, graph: Any) -> list[str]:
     return too_large(f"cluster {number}: {devices:,} devices in one cluster", pairs, "give more and smaller clusters")
 
 
-def members_of(given: Mapping[str, Any], clients: int, found: list[str]) -> list[list[int]]:
+def members_of(given: Mapping[str, Any], clients: int, problems: list[str]) -> list[list[int]]:
     """The clients of each cluster; consecutive ones where only their number or sizes are given."""
     ways = [name for name in ("count", "sizes", "members") if given.get(name) is not None]
     anyway = [list(range(clients))]  # so that a first problem does not hide the others
     if len(ways) != 1:
-        if not found:
-            found.append(f"clusters: {' and '.join(ways) or 'nothing'} given; say one of count, sizes, members")
+        if not problems:
+            problems.append(f"clusters: {' and '.join(ways) or 'nothing'} given; say one of count, sizes, members")
         return anyway
     what = given[ways[0]]
     if ways[0] == "members":
         good = all(isinstance(each, list | tuple) and all(fits(device, int) for device in each) for each in what)
         if not good or not what:
-            found.append(f"clusters: members = {shown(what)}; give a list of clients for each cluster")
+            problems.append(f"clusters: members = {shown(what)}; give a list of clients for each cluster")
         return [list(each) for each in what] if good and what else anyway
     if ways[0] == "sizes":
         if not what or not all(fits(size, int) and size >= 1 for size in what) or sum(what) != clients:
-            found.append(
+            problems.append(
                 f"clusters: sizes = {shown(list(what))}; give numbers of devices that sum to the {clients} clients"
             )
             return anyway
         ends = np.cumsum(what)
     else:
         if not 1 <= what <= clients:
-            found.append(f"clusters: count = {what}; it must be between 1 and the {clients} clients")
+            problems.append(f"clusters: count = {what}; it must be between 1 and the {clients} clients")
             return anyway
         ends = np.arange(1, what + 1) * clients // what
     return [list(range(begin, end)) for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
 
 
-def for_each(name: str, given: Any, clusters: int, one: Any, found: list[str]) -> list[Any]:
+def for_each(name: str, given: Any, clusters: int, one: Any, problems: list[str]) -> list[Any]:
     """What is given for each cluster, or the same for all."""
     if given is None:
         return [one] * clusters
     if len(given) != clusters:
-        if found:  # how many clusters there are is not known
+        if problems:  # how many clusters there are is not known
             return [*given, *[one] * clusters][:clusters]
-        found.append(f"clusters: {len(given)} {name} for {clusters} clusters; give one for each")
+        problems.append(f"clusters: {len(given)} {name} for {clusters} clusters; give one for each")
         return [one] * clusters
     return list(given)
 
 
-def paces_of(given: Mapping[str, Any], clusters: int, found: list[str]) -> list[float]:
-    paces = for_each("pace", given.get("pace"), clusters, 1.0, found)
+def paces_of(given: Mapping[str, Any], clusters: int, problems: list[str]) -> list[float]:
+    paces = for_each("pace", given.get("pace"), clusters, 1.0, problems)
     for pace in paces:
-        found += wrong("clusters: pace", pace, positive=True)
+        problems += wrong("clusters: pace", pace, positive=True)
     return paces
 
 
 def mixing_of(
-    given: str | Sequence[Any], number: int, clusters: int, graphs: Iterable[nx.Graph], found: list[str]
+    given: str | Sequence[Any], number: int, clusters: int, graphs: Iterable[nx.Graph], problems: list[str]
 ) -> tuple[Array, ...]:
     """The matrices of one cluster: by a rule from its graphs, or as given."""
     if isinstance(given, str):
@@ -253,7 +258,9 @@ def mixing_of(
     if table and all(row.ndim == 1 for row in table) and len({len(row) for row in table}) == 1:
         return tuple(np.stack(table) for _ in graphs)  # one matrix for all
     if len(table) != clusters or not all(matrix.ndim == 2 for matrix in table):
-        found.append(f"clusters: weights are neither a rule ({', '.join(WEIGHTS)}), a matrix, nor {clusters} matrices")
+        problems.append(
+            f"clusters: weights are neither a rule ({', '.join(WEIGHTS)}), a matrix, nor {clusters} matrices"
+        )
         return ()
     return tuple(table[number] for _ in graphs)
 

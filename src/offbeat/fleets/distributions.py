@@ -64,9 +64,11 @@ def wrong(name: str, value: Any, least: float = 0.0, positive: bool = False) -> 
     return [f"{name} = {shown(value)}; it must be a finite number {'> 0' if positive else f'>= {least:g}'}"]
 
 
-def shortened(found: list[str]) -> list[str]:
+def shortened(problems: list[str]) -> list[str]:
     """The first few sentences, and a count of the others."""
-    return found if len(found) <= NAMED else [*found[:NAMED], f"... and {len(found) - NAMED} more of the kind"]
+    return (
+        problems if len(problems) <= NAMED else [*problems[:NAMED], f"... and {len(problems) - NAMED} more of the kind"]
+    )
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ class Uniform:
     high: float
 
     def problems(self, name: str) -> list[str]:
-        found = wrong(f"{name}: low", self.low) + wrong(f"{name}: high", self.high)
-        if not found and self.low > self.high:
-            found.append(f"{name}: low = {self.low} is above high = {self.high}; swap them")
-        return found
+        problems = wrong(f"{name}: low", self.low) + wrong(f"{name}: high", self.high)
+        if not problems and self.low > self.high:
+            problems.append(f"{name}: low = {self.low} is above high = {self.high}; swap them")
+        return problems
 
     def __call__(self, u: Draw) -> Draw:
         return self.low + (self.high - self.low) * u
@@ -115,10 +117,10 @@ class LogNormal:
     sigma: float
 
     def problems(self, name: str) -> list[str]:
-        found = wrong(f"{name}: median", self.median, positive=True) + wrong(f"{name}: sigma", self.sigma)
-        if not found and self.sigma > WIDEST:
-            found.append(f"{name}: sigma = {self.sigma}; a spread above {WIDEST:g} gives numbers too large to hold")
-        return found
+        problems = wrong(f"{name}: median", self.median, positive=True) + wrong(f"{name}: sigma", self.sigma)
+        if not problems and self.sigma > WIDEST:
+            problems.append(f"{name}: sigma = {self.sigma}; a spread above {WIDEST:g} gives numbers too large to hold")
+        return problems
 
     def __call__(self, u: Draw) -> Draw:
         if isinstance(u, float):
@@ -162,13 +164,13 @@ class Trace:
             return [f"{name}: values = {shown(values)}; they must be a list of numbers"]
         if not values:
             return [f"{name}: the trace is empty; it needs at least one value"]
-        found: list[str] = []
+        problems: list[str] = []
         for index, value in enumerate(values):
             if value is None:
-                found.append(f"{name}: entry {index} of the trace is missing; leave it out or give a number >= 0")
+                problems.append(f"{name}: entry {index} of the trace is missing; leave it out or give a number >= 0")
             else:
-                found += wrong(f"{name}: entry {index} of the trace", value)
-        return shortened(found)
+                problems += wrong(f"{name}: entry {index} of the trace", value)
+        return shortened(problems)
 
     def __call__(self, u: Draw) -> Draw:
         last = len(self.values) - 1  # u * size may round up to the size itself
@@ -208,9 +210,9 @@ def law(spec: Any, name: str = "law") -> Law:
         raise ConfigError(
             [f'{name} = {shown(spec)}; give a number, or a table such as {{law = "uniform", low = 1, high = 5}}']
         )
-    found = result.problems(name)
-    if found:
-        raise ConfigError(found)
+    problems = result.problems(name)
+    if problems:
+        raise ConfigError(problems)
     return result
 
 
@@ -223,20 +225,20 @@ def tabled(spec: Mapping[str, Any], name: str) -> Law:
         raise ConfigError([unknown(f"law of {name}", str(kind), LAWS)])
     wanted = [field.name for field in fields(LAWS[kind])]
     given = {option: value for option, value in spec.items() if option != "law"}
-    found = [unknown(f"key of {name} (law '{kind}')", option, wanted) for option in given if option not in wanted]
-    found += [f"{name}: the law '{kind}' needs the key '{option}'" for option in wanted if option not in given]
-    if found:
-        raise ConfigError(found)
+    problems = [unknown(f"key of {name} (law '{kind}')", option, wanted) for option in given if option not in wanted]
+    problems += [f"{name}: the law '{kind}' needs the key '{option}'" for option in wanted if option not in given]
+    if problems:
+        raise ConfigError(problems)
     result: Law = LAWS[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
     return result
 
 
-def read(spec: Any, name: str, found: list[str]) -> Law:
+def read(spec: Any, name: str, problems: list[str]) -> Law:
     """`law`, but its problems go into `found`, so that those of several laws are named together."""
     try:
         return law(spec, name)
     except ConfigError as error:
-        found.extend(error.problems)
+        problems.extend(error.problems)
         return Constant(1.0)
 
 

@@ -42,15 +42,15 @@ class Fleet:
 
     def kind_problems(self) -> list[str]:
         """What is not of the kind that a field of a fleet is: those made in Python are not checked as they are made."""
-        found = []
+        problems = []
         for name in ("clients", "drop_out", "payload_bytes"):
             value: Any = getattr(self, name)
             if not numeric(value) and (name, value) != ("payload_bytes", None):
-                found.append(f"fleet: {name} = {shown(value)}; it must be a number")
+                problems.append(f"fleet: {name} = {shown(value)}; it must be a number")
         for name in ("step_seconds", "down_latency", "up_latency", "down_bandwidth", "up_bandwidth"):
             value = getattr(self, name)
             if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
-                found.append(
+                problems.append(
                     f"fleet: {name} = {shown(value)}; it must be a NumPy array of numbers, one for each client"
                 )
         parts = {"jitter": Law, "presence": Presence, "local_steps": StepPlan}
@@ -59,34 +59,34 @@ class Fleet:
             lacks = lacking(kind, value)
             if value is not None and (lacks or not callable(value)):
                 also = f", which has {', '.join(lacks)}" if lacks and callable(value) else ""
-                found.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None{also}")
+                problems.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None{also}")
         value = self.clusters
         if value is not None and not isinstance(value, Clusters):
-            found.append(f"fleet: clusters = {shown(value)}; it must be Clusters or None")
-        return found
+            problems.append(f"fleet: clusters = {shown(value)}; it must be Clusters or None")
+        return problems
 
     def problems(self) -> list[str]:
         """Everything that is impossible about it; empty when it can run."""
-        found = self.kind_problems()
-        if found:
-            return found
-        found = [] if self.clients >= 1 else [f"clients = {self.clients}; a fleet needs at least 1"]
+        problems = self.kind_problems()
+        if problems:
+            return problems
+        problems = [] if self.clients >= 1 else [f"clients = {self.clients}; a fleet needs at least 1"]
         for name in ("step_seconds", "down_latency", "up_latency"):
-            found += self.entries(name, f"s; times are finite and >= 0, and {LONGEST:g} s at most")
+            problems += self.entries(name, f"s; times are finite and >= 0, and {LONGEST:g} s at most")
         for name in ("down_bandwidth", "up_bandwidth"):
-            found += self.entries(name, "bytes/s; a link must carry more than 0 (infinity is allowed)")
+            problems += self.entries(name, "bytes/s; a link must carry more than 0 (infinity is allowed)")
         if self.jitter is not None:
-            found += self.jitter.problems("jitter")
-        found += improbable(self.drop_out)
+            problems += self.jitter.problems("jitter")
+        problems += improbable(self.drop_out)
         if self.presence is not None:
-            found += self.presence.problems(self.clients)
+            problems += self.presence.problems(self.clients)
         if self.payload_bytes is not None:
-            found += wrong("payload_bytes", self.payload_bytes)
+            problems += wrong("payload_bytes", self.payload_bytes)
         if self.local_steps is not None:
-            found += self.local_steps.problems(self.clients)
+            problems += self.local_steps.problems(self.clients)
         if self.clusters is not None:
-            found += self.clusters.problems(self.clients)
-        return found
+            problems += self.clusters.problems(self.clients)
+        return problems
 
     def entries(self, name: str, rule: str) -> list[str]:
         """The sentence on impossible entries of one array, with the first of them."""
@@ -104,9 +104,9 @@ class Fleet:
     def durations(self, seed: int, down_bytes: float, up_bytes: float | Array, looks: Array | None = None) -> Durations:
         """What the clock asks, for transfers of so many bytes (up: perhaps each client its own); a job takes the time
         of `looks` steps more, where clients look through their data besides."""
-        found = wrong("down_bytes", down_bytes) + wrong("up_bytes", float(np.max(up_bytes)))
-        if found:
-            raise ConfigError(found)
+        problems = wrong("down_bytes", down_bytes) + wrong("up_bytes", float(np.max(up_bytes)))
+        if problems:
+            raise ConfigError(problems)
         made = SteadyDurations if self.jitter is None else DrawnDurations
         return made(self, seed, down_bytes, up_bytes, looks)
 

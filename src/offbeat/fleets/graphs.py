@@ -78,14 +78,14 @@ def ring(nodes: int) -> nx.Graph:
 
 def sequence(nodes: int, seed: int = 0, *, of: list[Any]) -> list[nx.Graph]:
     """The graphs of these specs, one after the other; each spec draws with a seed of its own."""
-    found: list[str] = [] if of else ["of is empty; give at least one graph"]
+    problems: list[str] = [] if of else ["of is empty; give at least one graph"]
     result = []
     for index, spec in enumerate(of):
         try:
             result += graphs_of(spec, nodes, unsigned(key(seed, "sequence", index)))
         except ConfigError as error:
-            found += [f"entry {index}: {sentence}" for sentence in error.problems]
-    refuse(found)
+            problems += [f"entry {index}: {sentence}" for sentence in error.problems]
+    refuse(problems)
     return result
 
 
@@ -152,10 +152,10 @@ def graphs_of(spec: Any, nodes: int, seed: int = 0) -> list[nx.Graph]:
     if not isinstance(name, str):
         raise ConfigError([f'graph = {spec!r:.60}; give a name, or a table such as {{name = "grid", rows = 2}}'])
     where = f"graph '{name}'"
-    found = option_problems(where, registry.find("graph", name), table, ("nodes", "seed"))
+    problems = option_problems(where, registry.find("graph", name), table, ("nodes", "seed"))
     if not fits(nodes, int) or nodes < 1:
-        found.append(f"{where}: nodes = {nodes!r}; give a whole number >= 1")
-    refuse(found)
+        problems.append(f"{where}: nodes = {nodes!r}; give a whole number >= 1")
+    refuse(problems)
     try:
         made = registry.make("graph", name, nodes, seed, **table)
     except ConfigError as error:
@@ -232,17 +232,17 @@ def weight_problems(where: str, matrix: Any, members: Sequence[int], graph: nx.G
         given = [f"row of client {members[i]} the weight of client {members[j]} is" for i, j in np.argwhere(wrong)]
         return shortened([f"{where}: in the {at} {w:g}{what}" for at, w in zip(given, weights[wrong], strict=True)])
 
-    found = entries(~(np.isfinite(weights) & (weights >= 0.0)), "; give a finite number >= 0")
+    problems = entries(~(np.isfinite(weights) & (weights >= 0.0)), "; give a finite number >= 0")
     if not np.isfinite(weights).all():
-        return found
+        return problems
     for line, sums in (("row", weights.sum(axis=1)), ("column", weights.sum(axis=0))):
         pairs = [(client, total) for client, total in zip(members, sums, strict=True) if abs(total - 1.0) > OFF]
         off = [f"{client} sums to {total:.12g}, off by {total - 1.0:+.3g}" for client, total in pairs]
-        found += shortened([f"{where}: the {line} of client {text}; make its weights sum to one" for text in off])
+        problems += shortened([f"{where}: the {line} of client {text}; make its weights sum to one" for text in off])
     if graph is not None:
         loose = (weights > 0.0) & (links(graph) + np.eye(size) == 0.0)
-        found += entries(loose, ", but no link carries its model; set it to 0 or add the link")
-    return found
+        problems += entries(loose, ", but no link carries its model; set it to 0 or add the link")
+    return problems
 
 
 def link_problems(where: str, graphs: Sequence[nx.Graph], members: Sequence[int]) -> list[str]:
@@ -250,14 +250,16 @@ def link_problems(where: str, graphs: Sequence[nx.Graph], members: Sequence[int]
     directed = any(graph.is_directed() for graph in graphs)
     union = nx.compose_all([graph.to_directed() if directed else graph for graph in graphs])
     lone = sorted(nx.isolates(union)) if len(union) > 1 else []
-    found = [f"{where}: no link in any graph for {named(lone, members)}; link every client to another"] if lone else []
+    problems = (
+        [f"{where}: no link in any graph for {named(lone, members)}; link every client to another"] if lone else []
+    )
     union.remove_nodes_from(lone)
     split = nx.strongly_connected_components if directed else nx.connected_components
     parts = sorted((sorted(part) for part in split(union)), key=lambda part: (len(part), part))
     if len(parts) > 1:
         parted = f"the linked clients fall into {len(parts)} parts, the smallest of them {named(parts[0], members)}"
-        found.append(f"{where}: {parted}; add links between the parts{', both ways' if directed else ''}")
-    return found
+        problems.append(f"{where}: {parted}; add links between the parts{', both ways' if directed else ''}")
+    return problems
 
 
 def named(nodes: list[int], members: Sequence[int]) -> str:

@@ -75,8 +75,8 @@ def maker(name: str) -> Callable[..., Fleet]:
     @wraps(function)
     def make(clients: int, seed: int, **options: Any) -> Fleet:
         fleet: Fleet = registry.make("fleet", name, clients, seed, **options)
-        if found := fleet.problems():
-            raise ConfigError(found)
+        if problems := fleet.problems():
+            raise ConfigError(problems)
         if fleet.clients != clients:
             raise ConfigError([f"it has {fleet.clients} clients where {clients} were asked for; they must be the same"])
         return fleet
@@ -93,36 +93,38 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
     make = maker(name)
     parameters = inspect.signature(make).parameters
     own = tuple(parameters.keys() - {"clients", "seed"})
-    found = option_problems(f"fleet '{name}'", make, given, ("clients", "seed"))
-    found += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed}, own)
+    problems = option_problems(f"fleet '{name}'", make, given, ("clients", "seed"))
+    problems += option_problems(f"fleet '{name}'", make, {"clients": clients, "seed": seed}, own)
     if isinstance(clients, int) and clients < 1:
-        found.append(f"fleet '{name}': clients = {clients}; a fleet needs at least 1")
+        problems.append(f"fleet '{name}': clients = {clients}; a fleet needs at least 1")
     elif fits(clients, int):
-        found += too_large(f"fleet '{name}' of {shown(clients)} clients", BYTES * float(clients), "take fewer clients")
-    if found and not (fits(clients, int) and 1 <= clients <= LARGEST):
+        problems += too_large(
+            f"fleet '{name}' of {shown(clients)} clients", BYTES * float(clients), "take fewer clients"
+        )
+    if problems and not (fits(clients, int) and 1 <= clients <= LARGEST):
         clients = 1
     # A first problem does not hide those of the other options.
-    size = (1, 0) if found else (clients, seed)
+    size = (1, 0) if problems else (clients, seed)
     fitting = {k: v for k, v in given.items() if not option_problems("", make, {k: v}, tuple(parameters.keys() - {k}))}
     if any(p.default is p.empty and key not in ("clients", "seed", *fitting) for key, p in parameters.items()):
-        raise ConfigError(found)  # it cannot be called
-    law = fitting.pop("local_steps", None) if found else None
-    spec = fitting.pop("clusters", None) if found else None
-    if found and "clusters" in inspect.signature(MAKERS.get(name, make)).parameters:
+        raise ConfigError(problems)  # it cannot be called
+    law = fitting.pop("local_steps", None) if problems else None
+    spec = fitting.pop("clusters", None) if problems else None
+    if problems and "clusters" in inspect.signature(MAKERS.get(name, make)).parameters:
         fitting["clusters"] = 1  # its own are of a fleet of another size
     try:
         if spec is not None and fits(clients, int) and clients > 0:
-            found += [f"fleet '{name}': {sentence}" for sentence in clusters_of(spec, clients, 0).problems(clients)]
+            problems += [f"fleet '{name}': {sentence}" for sentence in clusters_of(spec, clients, 0).problems(clients)]
     except ConfigError as error:
-        found += [f"fleet '{name}': {sentence}" for sentence in error.problems]
+        problems += [f"fleet '{name}': {sentence}" for sentence in error.problems]
     try:
         if law is not None and not asks_speeds(law):  # the fleet's speeds are not known
             step_plan(law, np.ones(clients if fits(clients, int) and clients > 0 else 1), 0)
         fleet = make(*size, **fitting)
-        found += [f"fleet '{name}': {sentence}" for sentence in fleet.problems()]
+        problems += [f"fleet '{name}': {sentence}" for sentence in fleet.problems()]
     except ConfigError as error:
         said = f"fleet '{name}'"
-        found += [text if text.startswith(said) else f"{said}: {text}" for text in error.problems]
-    if found:
-        raise ConfigError(found)
+        problems += [text if text.startswith(said) else f"{said}: {text}" for text in error.problems]
+    if problems:
+        raise ConfigError(problems)
     return fleet

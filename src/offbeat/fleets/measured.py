@@ -77,13 +77,13 @@ def measured(
     steps = step_seconds if isinstance(step_seconds, list | tuple) else [step_seconds]
     lists = {"step_seconds": steps, "down_mbit": down_mbit, "up_mbit": up_mbit, "latency": latency,
              "mean_on": mean_on, "mean_off": mean_off}  # fmt: skip
-    found = list_problems(lists)
-    found += improbable(drop_out)
-    law = None if jitter is None else read(jitter, "jitter", found)
+    problems = list_problems(lists)
+    problems += improbable(drop_out)
+    law = None if jitter is None else read(jitter, "jitter", problems)
     if (mean_on is None) != (mean_off is None):
-        found.append("mean_on and mean_off go together; give both, or neither for devices that are always there")
-    if found:
-        raise ConfigError(found)
+        problems.append("mean_on and mean_off go together; give both, or neither for devices that are always there")
+    if problems:
+        raise ConfigError(problems)
     devices = len(steps)
     which = np.arange(clients)
     if clients != devices:
@@ -105,18 +105,18 @@ def measured(
 
 def list_problems(lists: dict[str, Any]) -> list[str]:
     """Lists of unequal lengths, and entries that no device has."""
-    found = []
+    problems = []
     sizes = {name: len(values) for name, values in lists.items() if values is not None}
     if not sizes["step_seconds"]:
-        found.append("step_seconds has no entry; give one number for each device")
+        problems.append("step_seconds has no entry; give one number for each device")
     elif len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        found.append(f"lists of unequal lengths ({said}); give one number for each device")
+        problems.append(f"lists of unequal lengths ({said}); give one number for each device")
     for name, values in lists.items():
         bad = [s for place, value in enumerate(values or ())
                for s in wrong(f"{name}, device {place}", value, positive=name != "latency")]  # fmt: skip
-        found += bad[:3] + ([f"{name}: {len(bad) - 3} more entries of the kind"] if len(bad) > 3 else [])
-    return found
+        problems += bad[:3] + ([f"{name}: {len(bad) - 3} more entries of the kind"] if len(bad) > 3 else [])
+    return problems
 
 
 # ---- tables -------------------------------------------------------------------------------------

@@ -42,30 +42,30 @@ def folders() -> list[Path]:
 def entries(file: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The records of a trace file with what to call each, such as `('training_latency.json: entry 3', {...})`."""
     places = [folder / file for folder in folders()]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         looked = " and ".join(str(place) for place in places)
         raise ConfigError([f"no trace {file}: looked for {looked}; set OFFBEAT_DATA to the folder that holds it"])
     try:
-        if found.stat().st_size > LARGEST_FILE:
+        if path.stat().st_size > LARGEST_FILE:
             raise ValueError(f"it has more than {LARGEST_FILE:,} bytes, which no trace has")
-        content = json.loads(found.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise ConfigError([f"{found} is not readable as JSON ({error}); fetch it again"]) from error
+        raise ConfigError([f"{path} is not readable as JSON ({error}); fetch it again"]) from error
     if not isinstance(content, list | dict) or not content:
-        raise ConfigError([f"{found} holds no records; it must be a list or an object of them"])
+        raise ConfigError([f"{path} holds no records; it must be a list or an object of them"])
     named: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else enumerate(content)
-    records = [(f"{found.name}: entry {index}", record) for index, record in named]
+    records = [(f"{path.name}: entry {index}", record) for index, record in named]
     refuse([f"{entry} is {record!r}, not a record" for entry, record in records if not isinstance(record, dict)])
     return records
 
 
-def refuse(found: list[str]) -> None:
-    if found:
-        raise ConfigError(shortened(found))
+def refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(shortened(problems))
 
 
-def number(entry: str, record: Mapping[str, Any], field: str, found: list[str], positive: bool = True) -> float:
+def number(entry: str, record: Mapping[str, Any], field: str, problems: list[str], positive: bool = True) -> float:
     """One field as a number > 0 (or >= 0); a missing or impossible one is named in `found`."""
     value = record.get(field)
     if isinstance(value, str):  # the score list holds its numbers as text, some with remarks behind
@@ -73,7 +73,7 @@ def number(entry: str, record: Mapping[str, Any], field: str, found: list[str], 
             value = float(value.split()[0])
     faults = [f"{entry}: field '{field}' is missing"] if value is None else []
     faults = faults or wrong(f"{entry}: field '{field}'", value, positive=positive)
-    found += faults
+    problems += faults
     return 1.0 if faults or value is None else float(value)
 
 
@@ -82,11 +82,11 @@ def step_times(column: str) -> tuple[Trace, str]:
     """Seconds per step of the recorded phones; rows that are zero or without the column were never measured."""
     if column not in COLUMNS:
         raise ConfigError([unknown("column", column, COLUMNS)])
-    found: list[str] = []
+    problems: list[str] = []
     rows = entries(STEP_TIMES)
     measured = [(entry, row) for entry, row in rows if row.get(column) not in (None, 0)]
-    seconds = tuple(number(entry, row, column, found) / 1e3 for entry, row in measured)
-    refuse(found)
+    seconds = tuple(number(entry, row, column, problems) / 1e3 for entry, row in measured)
+    refuse(problems)
     if not seconds:
         raise ConfigError([f"{Path(STEP_TIMES).name}: no entry has a field '{column}' above 0"])
     return Trace(seconds), f"step times: {len(rows) - len(seconds)} of {len(rows)} rows have no '{column}'; left out"
@@ -94,19 +94,19 @@ def step_times(column: str) -> tuple[Trace, str]:
 
 def links(min_kbps: float) -> tuple[Trace, str]:
     """Bytes per second of the recorded devices, each the mean of its measurements."""
-    found: list[str] = []
+    problems: list[str] = []
     speeds = []
     rows = entries(LINKS)
     for entry, row in rows:
         measured = row.get("tcp_kbps")
         if not isinstance(measured, list) or not measured:
-            found.append(f"{entry}: field 'tcp_kbps' is missing or empty; it is a list of kbit/s")
+            problems.append(f"{entry}: field 'tcp_kbps' is missing or empty; it is a list of kbit/s")
             continue
         for index, value in enumerate(measured):
-            found += wrong(f"{entry}: field 'tcp_kbps'[{index}]", value, positive=True)
-        if not found:
+            problems += wrong(f"{entry}: field 'tcp_kbps'[{index}]", value, positive=True)
+        if not problems:
             speeds.append(float(np.mean(measured)))
-    refuse(found)
+    refuse(problems)
     kept = tuple(speed * KBIT for speed in speeds if speed >= min_kbps)
     if not kept:
         raise ConfigError([f"min_kbps = {min_kbps}; the fastest of the recorded links has {max(speeds):g}"])
@@ -117,28 +117,28 @@ def links(min_kbps: float) -> tuple[Trace, str]:
 
 def users(clients: int, seed: int) -> Recorded:
     """Each client lives the recorded days of a user drawn for it, over and over."""
-    found: list[str] = []
+    problems: list[str] = []
     changes, periods = [], []
     for entry, row in entries(USERS):
-        periods.append(number(entry, row, "duration_s", found))
-        changes.append(days(entry, row.get("ready"), periods[-1], found))
-    refuse(found)
+        periods.append(number(entry, row, "duration_s", problems))
+        changes.append(days(entry, row.get("ready"), periods[-1], problems))
+    refuse(problems)
     chosen = (draws(clients, seed, "user") * len(changes)).astype(np.int64)
     return Recorded(changes, periods, np.minimum(chosen, len(changes) - 1))
 
 
-def days(entry: str, ready: Any, period: float, found: list[str]) -> tuple[Change, ...]:
+def days(entry: str, ready: Any, period: float, problems: list[str]) -> tuple[Change, ...]:
     """Changes of presence from intervals [start, end] in seconds; those of no length are left out."""
     if not isinstance(ready, list):
-        found.append(f"{entry}: field 'ready' is missing; it is a list of intervals [start, end]")
+        problems.append(f"{entry}: field 'ready' is missing; it is a list of intervals [start, end]")
         return ()
     changes: list[Change] = []
     last = 0.0
     for index, interval in enumerate(ready):
         if not isinstance(interval, list) or len(interval) != 2 or any(wrong("", bound) for bound in interval):
-            found.append(f"{entry}: field 'ready'[{index}] = {interval!r}; it must be [start, end], seconds >= 0")
+            problems.append(f"{entry}: field 'ready'[{index}] = {interval!r}; it must be [start, end], seconds >= 0")
         elif not last <= interval[0] <= interval[1] <= period:
-            found.append(
+            problems.append(
                 f"{entry}: field 'ready'[{index}] = {interval!r} does not lie between {last:g} and {period:g} s"
             )
         elif interval[0] < interval[1]:
@@ -168,9 +168,9 @@ def phones(
     Assumed: the recorded latency (ms) is that of one training step of that model, and `step_scale` turns it into
     a step of yours; the TCP speed (kbit/s) serves both ways; its round trips are part of it, so latency is 0.
     """
-    found = wrong("step_scale", step_scale, positive=True) + wrong("min_kbps", min_kbps)
-    law = None if jitter is None else read(jitter, "jitter", found)
-    refuse(found)
+    problems = wrong("step_scale", step_scale, positive=True) + wrong("min_kbps", min_kbps)
+    law = None if jitter is None else read(jitter, "jitter", problems)
+    refuse(problems)
     (steps, step_note), (speeds, link_note) = step_times(column), links(min_kbps)
     speed = drawn(speeds, clients, seed, "link")
     return Fleet(
@@ -205,18 +205,18 @@ def phones_flash(
     user, drawn once from the user's normal distribution, cut off below 1 kbit/s. Assumed: the file's "kb/s" are
     kbit/s, as FLHetBench's corrected times have it (FLASH's own code divides kilobytes by them).
     """
-    found = wrong("step_seconds", step_seconds)
+    problems = wrong("step_seconds", step_seconds)
     if score not in BENCHMARKS:
-        found.append(unknown("score", score, BENCHMARKS))
-    law = None if jitter is None else read(jitter, "jitter", found)
-    refuse(found)
-    scores = np.array([number(entry, row, score, found) for entry, row in entries(SCORES)])
+        problems.append(unknown("score", score, BENCHMARKS))
+    law = None if jitter is None else read(jitter, "jitter", problems)
+    refuse(problems)
+    scores = np.array([number(entry, row, score, problems) for entry, row in entries(SCORES)])
     rows = entries(SPEEDS)
     down, up = (
-        [(number(e, r, f"{way}_u", found), number(e, r, f"{way}_sigma", found, positive=False)) for e, r in rows]
+        [(number(e, r, f"{way}_u", problems), number(e, r, f"{way}_sigma", problems, positive=False)) for e, r in rows]
         for way in ("down", "up")
     )
-    refuse(found)
+    refuse(problems)
     return Fleet(
         name="phones-flash",
         clients=clients,

@@ -40,17 +40,17 @@ class Recorded:
     users: NDArray[np.int64] | None = None
 
     def problems(self, clients: int) -> list[str]:
-        found = []
+        problems = []
         for user, (changes, period) in enumerate(zip(self.changes, self.periods, strict=False)):
-            found += [f"presence of user {user}: {sentence}" for sentence in misfits(changes, period)]
+            problems += [f"presence of user {user}: {sentence}" for sentence in misfits(changes, period)]
         if len(self.changes) != len(self.periods):
-            found.append(f"presence: {len(self.changes)} users but {len(self.periods)} periods")
+            problems.append(f"presence: {len(self.changes)} users but {len(self.periods)} periods")
         given = len(self.changes) if self.users is None else len(self.users)
         if given != clients:
-            found.append(f"presence: given for {given} clients of {clients}")
+            problems.append(f"presence: given for {given} clients of {clients}")
         if self.users is not None and given and not 0 <= self.users.min() <= self.users.max() < len(self.changes):
-            found.append(f"presence: a client is assigned to a user outside 0 to {len(self.changes) - 1}")
-        return shortened(found)
+            problems.append(f"presence: a client is assigned to a user outside 0 to {len(self.changes) - 1}")
+        return shortened(problems)
 
     def __call__(self, client: int) -> Iterator[Change]:
         user = client if self.users is None else int(self.users[client])
@@ -68,15 +68,15 @@ def misfits(changes: Sequence[Change], period: float | None) -> list[str]:
     """What is impossible about one user's record."""
     if not changes:
         return ["no changes; give at least (0, True) or (0, False)"]
-    found = []
+    problems = []
     if not changes[0][0] >= 0:
-        found.append(f"the first change is at {changes[0][0]} s; times are >= 0")
+        problems.append(f"the first change is at {changes[0][0]} s; times are >= 0")
     for (before, _), (after, _) in itertools.pairwise(changes):
         if not after > before:
-            found.append(f"a change at {after} s follows one at {before} s; times must ascend")
+            problems.append(f"a change at {after} s follows one at {before} s; times must ascend")
     if period is not None and not changes[-1][0] < period:
-        found.append(f"period = {period} s does not reach beyond the last change at {changes[-1][0]} s")
-    return found
+        problems.append(f"period = {period} s does not reach beyond the last change at {changes[-1][0]} s")
+    return problems
 
 
 def unroll(changes: Sequence[Change], period: float | None) -> Iterator[Change]:
@@ -143,10 +143,10 @@ class EachOnOff(Presence):
     each: tuple[OnOff, ...]
 
     def problems(self, clients: int) -> list[str]:
-        found = [f"client {client}: {text}" for client, one in enumerate(self.each) for text in one.problems(1)]
+        problems = [f"client {client}: {text}" for client, one in enumerate(self.each) for text in one.problems(1)]
         if len(self.each) != clients:
-            found.append(f"presence: given for {len(self.each)} clients of {clients}")
-        return shortened(found)
+            problems.append(f"presence: given for {len(self.each)} clients of {clients}")
+        return shortened(problems)
 
     def __call__(self, client: int) -> Iterator[Change]:
         return self.each[client](client)

@@ -80,8 +80,8 @@ def constant(value: int) -> Callable[[Array], Array]:
 
 def gaussian(mean: float, variance: float) -> Callable[[Array], Array]:
     """Normal with this mean and variance, rounded; what falls below 1 is 1 (the FedaGrac paper's law)."""
-    found = few("mean", mean) + wrong("local_steps: variance", variance)
-    refuse(found or few("the root of variance", 1.0 + math.sqrt(variance)))
+    problems = few("mean", mean) + wrong("local_steps: variance", variance)
+    refuse(problems or few("the root of variance", 1.0 + math.sqrt(variance)))
     return lambda u: mean + math.sqrt(variance) * ndtri(u)
 
 
@@ -167,12 +167,12 @@ def step_plan(spec: StepSpec, step_seconds: Array, seed: int) -> StepPlan:
     if not isinstance(law, str) or law not in STEP_LAWS:
         raise ConfigError([unknown("law of local_steps", str(law), STEP_LAWS)])
     where = f"local_steps (law '{law}')"
-    found = option_problems(where, STEP_LAWS[law], table, ("step_seconds", "seed"))
+    problems = option_problems(where, STEP_LAWS[law], table, ("step_seconds", "seed"))
     if mode not in get_args(Mode):
-        found.append(f"{where}: mode = {mode!r}; it is 'fixed' (once per client) or 'random' (anew for every job)")
+        problems.append(f"{where}: mode = {mode!r}; it is 'fixed' (once per client) or 'random' (anew for every job)")
     elif mode == "random" and law in WHOLE:
-        found.append(f"{where} fixes each client's number; mode = 'random' goes with {', '.join(DRAWN)}")
-    refuse(found)
+        problems.append(f"{where} fixes each client's number; mode = 'random' goes with {', '.join(DRAWN)}")
+    refuse(problems)
     if law in WHOLE:
         steps = WHOLE[law](np.asarray(step_seconds), seed, **table)
         return Fixed(tuple(np.rint(np.minimum(steps, STEPS)).astype(np.int64).tolist()))
@@ -199,6 +199,6 @@ def ordered(low: int, high: int) -> list[str]:
     return [f"local_steps: low = {low} is above high = {high}; swap them"] if low > high else few("high", high)
 
 
-def refuse(found: list[str]) -> None:
-    if found:
-        raise ConfigError(found)
+def refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(problems)

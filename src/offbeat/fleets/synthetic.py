@@ -40,7 +40,7 @@ def compose(
     clients: int,
     seed: int,
     laws: Mapping[str, Any],
-    found: Sequence[str] = (),
+    problems: Sequence[str] = (),
     drop_out: float = 0.0,
     payload_bytes: float | None = None,
 ) -> Fleet:
@@ -48,7 +48,7 @@ def compose(
 
     Keys of `laws`: step_seconds, latency, jitter and mbit, or down_mbit and up_mbit; None: no such delay.
     """
-    faults = list(found)
+    faults = list(problems)
     known = readings(laws, faults)
     faults += improbable(drop_out)
     if faults:
@@ -96,10 +96,10 @@ def uniform(
     drop_out: float = 0.0,
 ) -> Fleet:
     """Step times uniform between `step_seconds` and `slowest` times that."""
-    found = wrong("step_seconds", step_seconds) + wrong("slowest", slowest, least=1.0)
-    steps = Uniform(step_seconds, step_seconds * slowest) if not found else 0.0
+    problems = wrong("step_seconds", step_seconds) + wrong("slowest", slowest, least=1.0)
+    steps = Uniform(step_seconds, step_seconds * slowest) if not problems else 0.0
     laws = {"step_seconds": steps, "latency": latency, "mbit": mbit, "jitter": jitter}
-    return compose("uniform", clients, seed, laws, found, drop_out)
+    return compose("uniform", clients, seed, laws, problems, drop_out)
 
 
 def equal(
@@ -161,11 +161,11 @@ def straggling(
     drop_out: float = 0.0,
 ) -> Fleet:
     """A `share` of the clients, drawn without regard to anything else, is `factor` times slower than the others."""
-    found = wrong("share", share) + wrong("factor", factor, positive=True)
+    problems = wrong("share", share) + wrong("factor", factor, positive=True)
     if share > 1:
-        found.append(f"share = {share}; it is a part of the fleet, between 0 and 1")
+        problems.append(f"share = {share}; it is a part of the fleet, between 0 and 1")
     laws = {"step_seconds": LogNormal(step_seconds, sigma), "latency": latency, "mbit": mbit}
-    fleet = compose("straggling", clients, seed, laws, found, drop_out)
+    fleet = compose("straggling", clients, seed, laws, problems, drop_out)
     slow = np.argsort(draws(clients, seed, "straggler"))[: round(share * clients)]
     steps = fleet.step_seconds.copy()
     steps[slow] *= factor
@@ -187,13 +187,15 @@ def custom(
     payload_bytes: float | None = None,
 ) -> Fleet:
     """Any law for each quantity; with `mean_on` and `mean_off` (s) clients come and go, for exponential times."""
-    found = [] if payload_bytes is None else wrong("payload_bytes", payload_bytes)
+    problems = [] if payload_bytes is None else wrong("payload_bytes", payload_bytes)
     away = None
     if mean_on is not None and mean_off is not None:
         away = OnOff(mean_on, mean_off, seed)
-        found += away.problems(clients)
+        problems += away.problems(clients)
     elif mean_on is not None or mean_off is not None:
-        found.append(f"mean_on = {mean_on} and mean_off = {mean_off}; give both, or neither for clients always there")
+        problems.append(
+            f"mean_on = {mean_on} and mean_off = {mean_off}; give both, or neither for clients always there"
+        )
     laws = {
         "step_seconds": step_seconds,
         "latency": latency,
@@ -201,7 +203,7 @@ def custom(
         "up_mbit": up_mbit,
         "jitter": jitter,
     }
-    return replace(compose("custom", clients, seed, laws, found, drop_out, payload_bytes), presence=away)
+    return replace(compose("custom", clients, seed, laws, problems, drop_out, payload_bytes), presence=away)
 
 
 def dlsgd_fashion_mnist(clients: int = 100, seed: int = 0) -> Fleet:
@@ -234,14 +236,14 @@ def hlsgd(
 
     Downloads take no time there. The paper gives times, not bytes per second, so all of them stand as latencies."""
     given = {"step_hours": step_hours, "d2d_hours": d2d_hours, "d2s_hours": d2s_hours}
-    found = [sentence for name, hours in given.items() for sentence in wrong(name, hours)]
+    problems = [sentence for name, hours in given.items() for sentence in wrong(name, hours)]
     table = dict(clusters) if isinstance(clusters, Mapping) else {"count": clusters}
-    latency = 0.0 if found else d2d_hours * HOUR / 2
+    latency = 0.0 if problems else d2d_hours * HOUR / 2
     try:
         made = clusters_of({"latency": latency, "shared_uplink": True, **table}, clients, seed)
     except ConfigError as error:
-        found += error.problems
-    if found:
-        raise ConfigError(found)
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     fleet = compose("hlsgd", clients, seed, {"step_seconds": step_hours * HOUR})
     return clustered(replace(fleet, up_latency=np.full(clients, d2s_hours * HOUR)), made)

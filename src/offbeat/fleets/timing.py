@@ -73,13 +73,13 @@ def phases(cluster: Cluster, policy: ClusterPolicy) -> tuple[Array, ...]:
     many, rounds = len(cluster.mixing), policy.rounds
     if rounds == 1:
         return cluster.mixing
-    found = []
+    durations = []
     for first in range(0, math.lcm(many, rounds), rounds):
         product = np.eye(cluster.size)
         for turn in range(first, first + rounds):
             product = cluster.mixing[turn % many] @ product
-        found.append(product)
-    return tuple(found)
+        durations.append(product)
+    return tuple(durations)
 
 
 class BlockDurations(Durations):

@@ -12,24 +12,26 @@ from offbeat.numerics.windows import Windows
 
 def require_live(built: Built) -> None:
     """Refuses an experiment that cannot run live: which part, and why."""
-    found = []
+    problems = []
     experiment = built.experiment
     if built.method.what.lossless:
-        found.append(
+        problems.append(
             f"{built.method.name}: saving needs every finished update exactly, and live clients may lose theirs; leave "
             "out saving"
         )
     if built.hybrid is not None and (built.hybrid.edge or not built.hybrid.server):
         what = "an edge server inside each cluster" if built.hybrid.edge else "no server at all"
-        found.append(f"{built.method.name} has {what}, which does not run live; hl-sgd does")
+        problems.append(f"{built.method.name} has {what}, which does not run live; hl-sgd does")
     if not isinstance(experiment.method, str | dict):
-        found.append(
+        problems.append(
             f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "
             "name it: a table with a name, or module:function"
         )
     if tracking(built.task.model):
-        found.append("the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm")
+        problems.append(
+            "the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm"
+        )
     if not all(isinstance(side, Tensor | Windows) for side in built.task.training):
-        found.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")
-    if found:
-        raise OffbeatError("; ".join(f"this experiment cannot run live: {problem}" for problem in found))
+        problems.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")
+    if problems:
+        raise OffbeatError("; ".join(f"this experiment cannot run live: {problem}" for problem in problems))

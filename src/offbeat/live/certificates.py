@@ -104,14 +104,16 @@ def revoke(folder: Path, name: str) -> None:
 
 def issued(folder: Path) -> list[Issued]:
     taken = revoked(folder)
-    found = []
+    certificates = []
     for file in sorted(folder.glob("*.pem")):
         if file.stem != REVOKED:
             one = read(file)
-            found.append(Issued(file.stem, one.serial_number, one.not_valid_after_utc, one.serial_number in taken))
-    if not found:
+            certificates.append(
+                Issued(file.stem, one.serial_number, one.not_valid_after_utc, one.serial_number in taken)
+            )
+    if not certificates:
         raise OffbeatError(f"there are no certificates in {folder}; `offbeat keys make {folder}` makes some")
-    return found
+    return certificates
 
 
 def revoked(folder: Path) -> set[int]:

@@ -30,12 +30,12 @@ class Limits:
     reserve_mib: float = 64.0  # of the disk stay free: with less, no update is taken
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         for each in fields(self):
             value = getattr(self, each.name)
             if not fits(value, float) or not 0 < value < math.inf:
-                found.append(f"limit {each.name} = {value!r}; it must be a positive number")
-        return found
+                problems.append(f"limit {each.name} = {value!r}; it must be a positive number")
+        return problems
 
     @staticmethod
     def of(table: Mapping[str, float]) -> Limits:

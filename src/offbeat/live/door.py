@@ -24,18 +24,18 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
     def problems(self, clients: int) -> list[str]:
-        found = self.limits.problems()
+        problems = self.limits.problems()
         if self.start_with is not None and not 1 <= self.start_with <= clients:
-            found.append(f"start_with = {self.start_with}; it is between 1 and the {clients} clients of the task")
+            problems.append(f"start_with = {self.start_with}; it is between 1 and the {clients} clients of the task")
         if not 0 < self.heartbeat < self.lease:
-            found.append(
+            problems.append(
                 f"heartbeat = {self.heartbeat} and lease = {self.lease} s; both are positive, and a lease is longer"
             )
         if self.allow is not None and len(self.allow) != clients:
-            found.append(f"{len(self.allow)} names of clients for a task of {clients}; give one for each, in order")
+            problems.append(f"{len(self.allow)} names of clients for a task of {clients}; give one for each, in order")
         if self.allow is not None and len(set(self.allow)) != len(self.allow):
-            found.append("a name of a client is given twice; each has one certificate of its own")
-        return found
+            problems.append("a name of a client is given twice; each has one certificate of its own")
+        return problems
 
     def names(self, clients: int) -> dict[str, int]:
         names = self.allow or tuple(f"client-{number}" for number in range(clients))

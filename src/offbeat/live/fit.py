@@ -159,6 +159,6 @@ def spread(logs: list[float]) -> float:
 
 def write(run: str | Path, out: Path) -> dict[str, Any]:
     """Fit, and write the fleet's file."""
-    found = fit(run)
-    write_file(out, lambda at: at.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n"))
-    return found
+    fitted = fit(run)
+    write_file(out, lambda at: at.write_text(json.dumps(fitted, indent=1, allow_nan=False) + "\n"))
+    return fitted

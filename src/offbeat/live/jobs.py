@@ -230,17 +230,21 @@ class Worker:
         x, y, model, loss = self.shard.x, self.shard.y, self.shard.model, self.shard.loss
         assert model is not None
         assert loss is not None
-        found = []
+        problems = []
         for name, values, wanted in (("x", x, facts["input"]), ("y", y, facts["target"])):
             if list(values.shape[1:]) != list(wanted):
-                found.append(f"the shard's {name} has samples of shape {list(values.shape[1:])}; the task has {wanted}")
+                problems.append(
+                    f"the shard's {name} has samples of shape {list(values.shape[1:])}; the task has {wanted}"
+                )
         for name, values, floats in (("x", x, facts["floating"]), ("y", y, not facts["labels"])):
             if values.is_floating_point() != floats:
                 kinds = ["whole numbers", "floats"]
                 advice = "; scale them as the server's task does, and give float32" if floats else ""
-                found.append(f"the shard's {name} has {kinds[not floats]}; the task has {kinds[floats]} there{advice}")
-        if found := found or data_problems("shard", x, y, model, loss):
-            raise ConfigError(found)
+                problems.append(
+                    f"the shard's {name} has {kinds[not floats]}; the task has {kinds[floats]} there{advice}"
+                )
+        if problems := problems or data_problems("shard", x, y, model, loss):
+            raise ConfigError(problems)
 
     def samples(self, facts: Mapping[str, Any], dtype: torch.dtype) -> Samples:
         """All clients have this shard, as far as this one knows: only its own keys are ever drawn from."""

@@ -66,8 +66,8 @@ class Journal:
 
     # ---- what is there --------------------------------------------------------------------------
     def fact(self, name: str, default: Any = None) -> Any:
-        found = self.base.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return default if found is None else json.loads(found[0])
+        row = self.base.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return default if row is None else json.loads(row[0])
 
     def rows(self) -> StoredJournal:
         return StoredJournal(self.base)

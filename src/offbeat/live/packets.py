@@ -62,7 +62,7 @@ class Layout:
         raw = torch.frombuffer(bytearray(buffer) if isinstance(buffer, bytes) else buffer, dtype=torch.uint8)
         if raw.numel() != self.size:
             raise ValueError(f"{raw.numel()} bytes instead of {self.size}")
-        found: dict[str, Tensor] = {}
+        vectors: dict[str, Tensor] = {}
         at = 0
         for name in self.vectors:
             pieces = []
@@ -71,11 +71,11 @@ class Layout:
                 pieces.append(piece.to(device))
                 at += dtype.itemsize * many
             vector = pieces[0] if self.stage is None else self.stage.decode(tuple(pieces))
-            found[name] = vector.to(self.dtype)
+            vectors[name] = vector.to(self.dtype)
         for name in self.numbers:
-            found[name] = raw[at : at + 8].clone().view(torch.float64)[0].to(self.dtype).to(device)
+            vectors[name] = raw[at : at + 8].clone().view(torch.float64)[0].to(self.dtype).to(device)
             at += 8
-        return found
+        return vectors
 
 
 def broadcast_layout(rule: Rule, model: FlatModel) -> Layout:

@@ -139,10 +139,10 @@ def call(channel: aio.Channel, method: str = SESSION) -> Any:
 def peer_of(context: Any) -> Peer:
     """Who has opened a stream."""
     address = str(context.peer())
-    found = context.auth_context().get("x509_pem_cert")
-    if not found:
+    certificate = context.auth_context().get("x509_pem_cert")
+    if not certificate:
         return Peer(None, 0, None, address)
-    name, serial, until = certificates.named(found[0])
+    name, serial, until = certificates.named(certificate[0])
     return Peer(name, serial, until, address)
 
 

@@ -105,12 +105,12 @@ def missing_shards(built: Built, facts: dict[str, Any]) -> tuple[str, ...]:
         if Shard(x[rows], y[rows]).digest != known.get("shard"):
             others.append(client)
         lost += known.get("memory_lost", 0)
-    found = []
+    missing = []
     if others:
-        found.append(f"the shards of {len(others)} clients are not at hand, so no job was computed again")
+        missing.append(f"the shards of {len(others)} clients are not at hand, so no job was computed again")
     if lost:
-        found.append(f"clients lost their memory {lost} times, so no job was computed again")
-    return tuple(found)
+        missing.append(f"clients lost their memory {lost} times, so no job was computed again")
+    return tuple(missing)
 
 
 def recomputed(built: Built, path: Path) -> tuple[int, float | None]:

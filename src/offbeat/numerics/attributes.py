@@ -26,13 +26,13 @@ class Own(NamedTuple):
 
 
 def attributes(module: nn.Module) -> list[Own]:
-    found = []
+    own = []
     for part in module.modules():
         names = vars(part)
         there = {name: value for name, value in names.items() if name not in INNER}
         kept = [value for value in there.values() if type(value) in (list, dict) and len(value) <= LARGE]
-        found.append(Own(names, there, [(value, value.copy()) for value in kept]))
-    return found
+        own.append(Own(names, there, [(value, value.copy()) for value in kept]))
+    return own
 
 
 def put_back(before: list[Own]) -> None:

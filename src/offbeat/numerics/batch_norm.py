@@ -34,20 +34,20 @@ def refused(module: nn.Module, rule: str | None) -> list[str]:
     """Why the normalisations of a module cannot be trained by this rule, in sentences."""
     if rule is not None and rule not in get_args(BatchNorm):
         return [f"batch_norm = {shown(rule)}; it is one of {', '.join(map(repr, get_args(BatchNorm)))}, or none"]
-    found = []
+    problems = []
     for name, part in tracking(module):
         where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
         if rule is None:
-            found.append(
+            problems.append(
                 f"the model has {where} with running statistics, and each client has its own: say what becomes of them "
                 "by batch_norm = 'batch' (none are kept, evaluation uses those of its batches), 'local' (they stay at "
                 "the clients) or 'averaged' (at the server, for evaluation); or use GroupNorm or LayerNorm"
             )
         elif rule != "batch" and not isinstance(part, nn.modules.batchnorm._BatchNorm):
-            found.append(f"{where}: running statistics of single images are neither averaged nor kept; use 'batch'")
+            problems.append(f"{where}: running statistics of single images are neither averaged nor kept; use 'batch'")
         elif rule != "batch" and part.momentum is None:
-            found.append(f"{where}: a momentum of None counts batches, which clients do not share; give a number")
-    return found
+            problems.append(f"{where}: a momentum of None counts batches, which clients do not share; give a number")
+    return problems
 
 
 def tracking(module: nn.Module) -> list[tuple[str, Any]]:

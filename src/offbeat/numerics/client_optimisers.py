@@ -95,29 +95,29 @@ def client_options(given: Mapping[str, Any] | None) -> Options:
         raise ConfigError([unknown("client optimiser", str(name), OPTIMISERS)])
     make = OPTIMISERS[name]
     known = (*inspect.signature(make).parameters, *COMMON)
-    found = [unknown("client option", key, known) for key in options if key not in known]
+    problems = [unknown("client option", key, known) for key in options if key not in known]
     state = options.pop("state", "reset")
     if state not in get_args(Keep):
-        found.append(f"state = {shown(state)}; it is one of {', '.join(map(repr, get_args(Keep)))}")
+        problems.append(f"state = {shown(state)}; it is one of {', '.join(map(repr, get_args(Keep)))}")
     nesterov = options.get("nesterov", False)
     if not isinstance(nesterov, bool):
-        found.append(f"nesterov = {nesterov!r}; it must be true or false")
+        problems.append(f"nesterov = {nesterov!r}; it must be true or false")
     for key, value in options.items():
         if key != "nesterov" and (not fits(value, float) or not 0 <= value < math.inf):
-            found.append(f"{key} = {value!r}; it must be a number that is not negative")
-    if found:
-        raise ConfigError(found)
+            problems.append(f"{key} = {value!r}; it must be a number that is not negative")
+    if problems:
+        raise ConfigError(problems)
     clip = options.pop("clip", None)
     if clip == 0:
-        found.append("clip = 0 would stop every step; give a positive norm or leave it out")
+        problems.append("clip = 0 would stop every step; give a positive norm or leave it out")
     if options.get("eps") == 0:
-        found.append("eps = 0 would divide by zero; give a small positive number")
-    found += [f"{key} = {options[key]}; it must be below 1" for key in BELOW_ONE if options.get(key, 0.0) >= 1]
+        problems.append("eps = 0 would divide by zero; give a small positive number")
+    problems += [f"{key} = {options[key]}; it must be below 1" for key in BELOW_ONE if options.get(key, 0.0) >= 1]
     if nesterov and not options.get("momentum"):
-        found.append("nesterov = true needs a momentum; give one, such as 0.9")
-    optimiser = make(**options) if not found else sgd()
+        problems.append("nesterov = true needs a momentum; give one, such as 0.9")
+    optimiser = make(**options) if not problems else sgd()
     if state == "kept" and not optimiser.slots:
-        found.append("state = 'kept', but plain SGD has none; give a momentum or another optimiser, or leave it out")
-    if found:
-        raise ConfigError(found)
+        problems.append("state = 'kept', but plain SGD has none; give a momentum or another optimiser, or leave it out")
+    if problems:
+        raise ConfigError(problems)
     return Options(optimiser, clip, state == "kept")

@@ -167,14 +167,14 @@ class ClientEvaluation:
         self.last: dict[str, list[float | None]] = {}  # of each client, at the last look
 
     def figures(self) -> dict[str, Figure]:
-        found = {}
+        figures = {}
         ends = ["mean", "worst", *(f"p{each}" for each in PERCENTILES), *(SPEEDS if self.speed is not None else ())]
         named = {"loss": (False, False), **{name: (m.more_is_better, m.share) for name, m in self.metrics.items()}}
         for name, (more, share) in named.items():
             for end in ends:
                 if end != "worst" or more is not None:
-                    found[f"{self.name}_{name}_{end}"] = Figure(self.data, more, share)
-        return found
+                    figures[f"{self.name}_{name}_{end}"] = Figure(self.data, more, share)
+        return figures
 
     def __call__(self, flat: Tensor) -> dict[str, Any]:
         self.last = self.each(flat)
@@ -206,7 +206,7 @@ class ClientEvaluation:
         totals = {name: torch.zeros(2, many, dtype=torch.float64, device=self.x.device) for name in ("loss", *means)}
         silent: set[str] = set()
         others = {name: metric for name, metric in self.metrics.items() if name not in means}
-        found: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
+        values: dict[str, list[float | None]] = {name: [None] * many for name in ("loss", *self.metrics)}
         batch = at_once(self.model, self.x)
         for group, begin, end in groups(self.sizes, batch):
             rows, owners = self.order[begin:end], owner[begin:end]
@@ -234,7 +234,7 @@ class ClientEvaluation:
                     size = self.sizes[client]
                     for name, metric in others.items():
                         piece, true = cut((together, targets), place, place + size, len(rows))
-                        found[name][client] = self.faults.whole(name, metric, piece, true)
+                        values[name][client] = self.faults.whole(name, metric, piece, true)
                     place += size
         for name, (sums, counts) in ((name, total.tolist()) for name, total in totals.items()):
             if name in silent:
@@ -242,8 +242,8 @@ class ClientEvaluation:
             ending = float if name == "loss" else self.metrics[name].ending
             for client in range(many):
                 if counts[client]:
-                    found[name][client] = self.faults.number(name, ending(sums[client] / counts[client]))
-        return found
+                    values[name][client] = self.faults.number(name, ending(sums[client] / counts[client]))
+        return values
 
 
 def at_once(model: FlatModel, x: Set) -> int:
@@ -271,17 +271,17 @@ def groups(sizes: Sequence[int], most: int) -> list[tuple[range, int, int]]:
     >>> groups([3, 4, 9, 2, 8, 1], 8)
     [(range(0, 2), 0, 7), (range(2, 3), 7, 16), (range(3, 4), 16, 18), (range(4, 6), 18, 27)]
     """
-    found: list[tuple[range, int, int]] = []
+    parts: list[tuple[range, int, int]] = []
     place = 0
     for client, size in enumerate(sizes):
-        held = found[-1][2] - found[-1][1] if found else most
+        held = parts[-1][2] - parts[-1][1] if parts else most
         alone = held == 1 or (size == 1 and client == len(sizes) - 1)
-        if found and (held + size <= most or alone):
-            found[-1] = (range(found[-1][0].start, client + 1), found[-1][1], place + size)
+        if parts and (held + size <= most or alone):
+            parts[-1] = (range(parts[-1][0].start, client + 1), parts[-1][1], place + size)
         else:
-            found.append((range(client, client + 1), place, place + size))
+            parts.append((range(client, client + 1), place, place + size))
         place += size
-    return found
+    return parts
 
 
 def training_loss(model: FlatModel, samples: Samples, flat: Tensor) -> float:

@@ -99,31 +99,31 @@ def per_sample(values: Tensor, classes: Tensor) -> Sums:
 # ---- those that ship ----------------------------------------------------------------------------
 def hits(outputs: Any, targets: Any) -> Sums | None:
     """The share of samples (or tokens) whose largest score is that of their class."""
-    found = scored(outputs, targets)
-    return None if found is None else per_sample(found[0].argmax(dim=-1) == found[1], found[1])
+    scores = scored(outputs, targets)
+    return None if scores is None else per_sample(scores[0].argmax(dim=-1) == scores[1], scores[1])
 
 
 def near_hits(outputs: Any, targets: Any) -> Sums | None:
     """The share of samples (or tokens) whose class is among the five with the largest scores."""
-    found = scored(outputs, targets)
-    if found is None:
+    scores = scored(outputs, targets)
+    if scores is None:
         return None
-    largest = found[0].topk(min(5, found[0].shape[-1]), dim=-1).indices
-    return per_sample((largest == found[1][..., None]).any(dim=-1), found[1])
+    largest = scores[0].topk(min(5, scores[0].shape[-1]), dim=-1).indices
+    return per_sample((largest == scores[1][..., None]).any(dim=-1), scores[1])
 
 
 def surprise(outputs: Any, targets: Any) -> Sums | None:
     """exp of the mean cross-entropy of scores with classes, tokens or soft targets."""
-    found = scored(outputs, targets)
-    if found is None:
+    scores = scored(outputs, targets)
+    if scores is None:
         return None
-    logs = functional.log_softmax(found[0].double(), dim=-1)
+    logs = functional.log_softmax(scores[0].double(), dim=-1)
     if targets.is_floating_point():
         return -(logs * targets).sum(dim=1), torch.ones(len(targets), device=targets.device)
-    if bool((found[1] >= logs.shape[-1]).any()):
+    if bool((scores[1] >= logs.shape[-1]).any()):
         return None  # whole numbers that are no classes: counts, groups
-    picked = logs.gather(-1, found[1].clamp(min=0)[..., None]).squeeze(-1)
-    return per_sample(-picked, found[1])
+    picked = logs.gather(-1, scores[1].clamp(min=0)[..., None]).squeeze(-1)
+    return per_sample(-picked, scores[1])
 
 
 def distances(outputs: Any, targets: Any) -> Sums | None:
@@ -138,15 +138,15 @@ def distances(outputs: Any, targets: Any) -> Sums | None:
 
 def f1(outputs: Any, targets: Any) -> float | None:
     """The mean over classes of the harmonic mean of precision and recall (macro F1); of one score, that of class 1."""
-    found, single = scored(outputs, targets), binary(outputs, targets)
-    if found is None and single is None:
+    outcomes, single = scored(outputs, targets), binary(outputs, targets)
+    if outcomes is None and single is None:
         return None
-    if found is None:
+    if outcomes is None:
         assert single is not None
         guess, true, classes = (single[0] > 0).long(), single[1], [1]
     else:
-        there = found[1].reshape(-1) >= 0
-        guess, true = found[0].argmax(dim=-1).reshape(-1)[there], found[1].reshape(-1)[there]
+        there = outcomes[1].reshape(-1) >= 0
+        guess, true = outcomes[0].argmax(dim=-1).reshape(-1)[there], outcomes[1].reshape(-1)[there]
         classes = torch.unique(torch.cat([guess, true])).tolist()
     scores = []
     for each in classes:
@@ -158,14 +158,14 @@ def f1(outputs: Any, targets: Any) -> float | None:
 
 def auc(outputs: Any, targets: Any) -> float | None:
     """The area under the ROC curve; of several classes the mean over each against the rest. None where only one is."""
-    found, single = scored(outputs, targets), binary(outputs, targets)
+    scores, single = scored(outputs, targets), binary(outputs, targets)
     if single is not None:
         return area(single[0].double(), single[1] == 1)
-    if found is None:
+    if scores is None:
         return None
-    there = found[1].reshape(-1) >= 0
-    chances = found[0].double().softmax(dim=-1).flatten(0, -2)[there]
-    true = found[1].reshape(-1)[there]
+    there = scores[1].reshape(-1) >= 0
+    chances = scores[0].double().softmax(dim=-1).flatten(0, -2)[there]
+    true = scores[1].reshape(-1)[there]
     if chances.shape[1] == 2:
         return area(chances[:, 1], true == 1)
     areas = [area(chances[:, each], true == each) for each in torch.unique(true).tolist()]

@@ -46,12 +46,12 @@ class Blocks(NamedTuple):
         for row, job in enumerate(jobs):
             chosen = self.reporters(job.client, job.job)
             weights[row, [first[row] + place for place in chosen]] = 1 / len(chosen)
-        found = {}
+        means = {}
         for name, vectors in updates.items():
             by = torch.from_numpy(weights).to(vectors.dtype).to(vectors.device, non_blocking=True)
             with exact_products():
-                found[name] = by @ vectors
-        return found
+                means[name] = by @ vectors
+        return means
 
 
 class Mixer:
@@ -141,11 +141,11 @@ Lane = tuple[Tensor | None, int]  # rows (None: all of them) whose steps use so 
 
 def lanes_of(widths: list[int], like: Tensor) -> list[Lane]:
     """Rows by the samples of a step: where shards are used whole, devices of a cluster differ."""
-    found = sorted(set(widths))
-    if len(found) == 1:
-        return [(None, found[0])]
+    distinct = sorted(set(widths))
+    if len(distinct) == 1:
+        return [(None, distinct[0])]
     wide = torch.tensor(widths, device=like.device)
-    return [((wide == width).nonzero()[:, 0], width) for width in found]
+    return [((wide == width).nonzero()[:, 0], width) for width in distinct]
 
 
 def abreast(

@@ -30,9 +30,9 @@ def mapped(of: Callable[..., Any], *values: Any) -> Any:
 
 
 def parts(values: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(found.append, values)
-    return found
+    leaves: list[Any] = []
+    mapped(leaves.append, values)
+    return leaves
 
 
 def cloned(values: Any) -> Any:

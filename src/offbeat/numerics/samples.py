@@ -58,8 +58,8 @@ class Samples:
     @cached_property
     def sizes(self) -> list[int]:
         """The shard sizes on the host."""
-        found: list[int] = self.size.tolist()
-        return found
+        sizes: list[int] = self.size.tolist()
+        return sizes
 
     @property
     def width(self) -> int:

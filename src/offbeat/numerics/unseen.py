@@ -40,13 +40,13 @@ def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[
     }
     with torch.enable_grad(), seeded(1, x.device):
         loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
-    found = dict.fromkeys(names[id(leaf)] for leaf in leaves_of(loss) if id(leaf) in names)
+    problems = dict.fromkeys(names[id(leaf)] for leaf in leaves_of(loss) if id(leaf) in names)
     return [
         f"the loss depends on {name} by a way that training does not see, so it would stay as it is: a loss that "
         "refers to the model or has parameters of its own, or a list, a lambda or the like that the model made of its "
         "parameters. Let forward compute what the loss needs from its layers, and give it back among the outputs; "
         "freeze what shall stay as it is by requires_grad_(False)"
-        for name in found
+        for name in problems
     ]
 
 
@@ -57,15 +57,15 @@ def leaves_of(value: Tensor) -> list[Tensor]:
 
 def nodes_of(value: Tensor) -> list[Any]:
     """What autograd keeps of how a value was computed, from its end on."""
-    found, seen, ahead = [], set(), [value.grad_fn]
+    nodes, seen, ahead = [], set(), [value.grad_fn]
     while ahead:
         node: Any = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        found.append(node)
+        nodes.append(node)
         ahead += [before for before, _ in node.next_functions]
-    return found
+    return nodes
 
 
 # ---- what calls leave behind --------------------------------------------------------------------
@@ -182,12 +182,12 @@ def own_function(node: Any) -> str | None:
 
 def reads_parameters(model: FlatModel, x: Tensor, y: Tensor) -> bool:
     """Whether gradients elsewhere than at the module's own parameters are others where it has its own on the way."""
-    flat, found = model.initial().mul_(0.9).add_(0.01), []
+    flat, slopes = model.initial().mul_(0.9).add_(0.01), []
     with suppress(Exception), torch.enable_grad(), seeded(1, x.device):
         at = flat.clone().requires_grad_()
-        found.append(torch.autograd.grad(model.one(at, x.clone(), y.clone(), trial_key(x.device)), at)[0])
-        found.append(model.slope(flat, x.clone(), y.clone(), trial_key(x.device))[1])
-    return len(found) == 2 and not same(found[:1], found[1:], REPEATS)
+        slopes.append(torch.autograd.grad(model.one(at, x.clone(), y.clone(), trial_key(x.device)), at)[0])
+        slopes.append(model.slope(flat, x.clone(), y.clone(), trial_key(x.device))[1])
+    return len(slopes) == 2 and not same(slopes[:1], slopes[1:], REPEATS)
 
 
 class Hooks(TorchFunctionMode):

@@ -170,10 +170,10 @@ def gradients(losses: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | No
 
     It is `torch.autograd.grad`, which would import symbolic shapes to look at the ones: two seconds of every process.
     """
-    found: tuple[Tensor | None, ...] = autograd_graph._engine_run_backward(
+    slopes: tuple[Tensor | None, ...] = autograd_graph._engine_run_backward(
         (losses,), (torch.ones_like(losses),), False, False, tuple(parameters), True, accumulate_grad=False
     )
-    return found
+    return slopes
 
 
 class FlatModel:
@@ -288,8 +288,8 @@ class FlatModel:
             views = {name: view.detach().requires_grad_() for name, view in self.views(flat).items()}
             places = Places(list(views.values()), list(self.views(gradient).values()), steps)
             losses = self.losses(views, x, y, key, places)
-            found = gradients(losses, places.parameters)
-        places.fill(found)
+            unwritten = gradients(losses, places.parameters)
+        places.fill(unwritten)
         return losses.detach(), places
 
     def descend(

@@ -44,13 +44,13 @@ def shown(value: float) -> str:
 
 def ours(records: Sequence[Record], name: str) -> Ours | None:
     """None where no record has the value. A run that failed counts as not reached where a target was asked for."""
-    found = []
+    values = []
     for record in records:
         value = record["values"].get(name)
         if value is None and name in REACHED and name in record["values"]:
             value = math.inf
-        found.append(math.nan if value is None and record.get("failed") else value)
-    known = [value for value in found if value is not None]
+        values.append(math.nan if value is None and record.get("failed") else value)
+    known = [value for value in values if value is not None]
     if not known:
         return None
     finite = len(known) > 1 and all(map(math.isfinite, known))
@@ -208,6 +208,6 @@ def heat_maps(row: str, column: str, value: str) -> Picture:
     return draw
 
 
-def by_cell(recipe: Recipe, found: Mapping[str, Sequence[Record]]) -> dict[str, Sequence[Record]]:
+def by_cell(recipe: Recipe, records: Mapping[str, Sequence[Record]]) -> dict[str, Sequence[Record]]:
     """Records in the order of the recipe's cells."""
-    return {cell.name: found[cell.name] for cell in recipe.cells if found.get(cell.name)}
+    return {cell.name: records[cell.name] for cell in recipe.cells if records.get(cell.name)}

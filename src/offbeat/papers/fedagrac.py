@@ -190,8 +190,8 @@ def utilisation(device: str, method: str) -> Callable[[Run], Record]:
     def job(run: Run) -> Record:
         tried = range(100, 0, -LESS)[: 2 if run.size == "smoke" else None]
         for share in tried:
-            found = train(attempt(share, FIRST, ENOUGH), run, f"{device} {method} {share} %")
-            if (at := found["values"]["rounds"]) is not None:
+            record = train(attempt(share, FIRST, ENOUGH), run, f"{device} {method} {share} %")
+            if (at := record["values"]["rounds"]) is not None:
                 whole = train(attempt(share, LATER, None), run, f"{device} {method} {share} %, {LATER} rounds")
                 values = {"utilisation": share, "rounds": at, "accuracy": whole["values"]["accuracy"]}
                 return whole | {"values": values, "tried": [*range(100, share - 1, -LESS)]}

@@ -76,8 +76,8 @@ def path(name: str, task: Task) -> Points:
     engine = made.engine()
     places = [engine.server.model.clone()]
     places += [engine.server.model.clone() for _ in engine.commits(made.horizon(made.clock()))]
-    found: Points = torch.stack(places)[::each].numpy()
-    return found
+    points: Points = torch.stack(places)[::each].numpy()
+    return points
 
 
 def walk(name: str) -> Callable[[Run], Record]:

@@ -42,9 +42,9 @@ def trace(name: str) -> list[Row]:
 def counts(name: str) -> Callable[[Run], Record]:
     def job(run: Run) -> Record:
         records = [record for _, record in trace(name)]
-        found = {"commits": sum(isinstance(record, Commit) for record in records),
+        figures = {"commits": sum(isinstance(record, Commit) for record in records),
                  "updates": sum(isinstance(record, Arrived) for record in records)}  # fmt: skip
-        return {"values": found, "failed": None, "virtual_seconds": UNTIL}
+        return {"values": figures, "failed": None, "virtual_seconds": UNTIL}
 
     return job
 

@@ -165,8 +165,10 @@ def gaps(name: str) -> Callable[[Run], Record]:
     def job(run: Run) -> Record:
         sizes = NODES[:3] if run.size == "smoke" else NODES
         spec = {"name": name, "p": 0.5} if name == "erdos-renyi" else name
-        found = [gap(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
-        values = {f"n = {n}": value for n, value in zip(sizes, found, strict=True)} | {"exponent": fitted(found, sizes)}
+        sizes_of_gaps = [gap(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
+        values = {f"n = {n}": value for n, value in zip(sizes, sizes_of_gaps, strict=True)} | {
+            "exponent": fitted(sizes_of_gaps, sizes)
+        }
         return {"values": values, "failed": None}
 
     return job

@@ -61,22 +61,22 @@ class Ledger:
 
 def merged(old: list[Record], new: list[Record]) -> list[Record]:
     """The new records, and of the old ones those that no new one stands for."""
-    found = {(r["cell"], r["seed"], r["size"]): r for r in old}
+    records = {(r["cell"], r["seed"], r["size"]): r for r in old}
     for record in new:
         name = (record["cell"], record["seed"], record["size"])
-        if "cut" not in record or name not in found or "cut" in found[name]:
-            found[name] = record
-    return sorted(found.values(), key=lambda r: (r["cell"], r["seed"], r["size"]))
+        if "cut" not in record or name not in records or "cut" in records[name]:
+            records[name] = record
+    return sorted(records.values(), key=lambda r: (r["cell"], r["seed"], r["size"]))
 
 
 def read(path: Path) -> list[Record]:
     try:
-        found: Any = json.loads(path.read_text())
-        if not isinstance(found, list) or not all(isinstance(r, dict) and "cell" in r for r in found):
+        records: Any = json.loads(path.read_text())
+        if not isinstance(records, list) or not all(isinstance(r, dict) and "cell" in r for r in records):
             raise ValueError("it is no list of records")
     except (OSError, ValueError) as error:
         raise OffbeatError(f"{path} holds no records of cells ({error}); move it away or repair it") from error
-    return found
+    return records
 
 
 def write(path: Path, records: list[Record]) -> None:

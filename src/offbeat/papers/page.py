@@ -39,15 +39,15 @@ ELSEWHERE = (  # tables and figures that are no runs
 
 def records_of(recipe: Recipe, kept: Ledger) -> tuple[dict[str, Sequence[Record]], set[str]]:
     """The records of each cell by its name in this recipe, and which cells have only older ones."""
-    found: dict[str, Sequence[Record]] = {}
+    records: dict[str, Sequence[Record]] = {}
     older = set()
     for cell in recipe.cells:
         mine: Sequence[Record] = kept.of(cell)
         if not mine and (mine := kept.older_of(cell)):
             older.add(cell.name)
         if mine:
-            found[cell.name] = mine
-    return found, older
+            records[cell.name] = mine
+    return records, older
 
 
 def claimed(claim: Claim, records: Records) -> tuple[float, bool, bool | None] | None:
@@ -69,18 +69,18 @@ def claimed(claim: Claim, records: Records) -> tuple[float, bool, bool | None] |
 
 def cells(recipes: Sequence[Recipe], kept: Ledger, settings: Settings) -> list[dict[str, Any]]:
     """Missing cells in the order in which they would be run, and their seconds on this kind of device."""
-    kind, found = kind_of(pick_name(settings.device)), []
+    kind, rows = kind_of(pick_name(settings.device)), []
     for cell, run in missing(recipes, kept, settings):
         seconds, how = estimate(cell, kind, kept)
-        found.append({"recipe": cell.home, "cell": cell.record, "seed": run.seed, "priority": cell.priority,
+        rows.append({"recipe": cell.home, "cell": cell.record, "seed": run.seed, "priority": cell.priority,
                       "seconds": round(seconds, 1), "how": how, "device": kind})  # fmt: skip
-    return found
+    return rows
 
 
 def status(recipes: Sequence[Recipe], kept: Ledger) -> list[dict[str, Any]]:
     """A line for each cell: its seeds and commits, ours and the paper's, whether the ratio is within 25 %, and how many
     of its comparable pairs have the paper's order."""
-    found = []
+    rows = []
     for recipe in recipes:
         records, older = records_of(recipe, kept)
         compared = list(agreement.pairs(recipe, records))
@@ -89,7 +89,7 @@ def status(recipes: Sequence[Recipe], kept: Ledger) -> list[dict[str, Any]]:
             own = [right for low, high, _, right in compared if cell.name in (low.name, high.name)]
             values = {name: agreement.ours(mine, name) for name in recipe.values}
             agrees = {name: agreement.ratio_agrees(values[name], cell.paper.get(name)) for name in recipe.values}
-            found.append({
+            rows.append({
                 "recipe": recipe.name, "cell": cell.name, "state": state(cell, mine, cell.name in older, recipe.seeds),
                 "seeds": [record["seed"] for record in mine], "commits": sorted({str(r.get("commit")) for r in mine}),
                 "ours": {name: value and value.mean for name, value in values.items()}, "paper": dict(cell.paper),
@@ -97,7 +97,7 @@ def status(recipes: Sequence[Recipe], kept: Ledger) -> list[dict[str, Any]]:
                 "pairs": len(own), "pairs in order": sum(own),
                 "failed": next((record["failed"] for record in mine if record.get("failed")), None),
             })  # fmt: skip
-    return found
+    return rows
 
 
 def state(cell: Cell, records: Sequence[Record], older: bool, seeds: int) -> str:
@@ -108,13 +108,13 @@ def state(cell: Cell, records: Sequence[Record], older: bool, seeds: int) -> str
     return "run" if len(records) >= seeds else "some seeds"
 
 
-def show(found: Sequence[dict[str, Any]], console: Console) -> None:
+def show(cells: Sequence[dict[str, Any]], console: Console) -> None:
     """One table; of tables inside a line, the figures."""
-    columns = [name for name in (found[0] if found else {}) if name != "failed"]
-    rows = [[spoken(line[name]) for name in columns] for line in found]
-    title = f"{len(found)} cells"
-    if found and "seconds" in found[0]:
-        title += f", about {sum(line['seconds'] for line in found):,.0f} s"
+    columns = [name for name in (cells[0] if cells else {}) if name != "failed"]
+    rows = [[spoken(line[name]) for name in columns] for line in cells]
+    title = f"{len(cells)} cells"
+    if cells and "seconds" in cells[0]:
+        title += f", about {sum(line['seconds'] for line in cells):,.0f} s"
     report.show(title, columns, rows, console)
 
 
@@ -148,10 +148,10 @@ def counts(recipe: Recipe, records: Records) -> tuple[int, int, int, int]:
 def section(recipe: Recipe, kept: Ledger, folder: Path) -> tuple[str, tuple[int, int, int, int]]:
     """A recipe's part of the page: table, picture, claims, remarks, and what is missing at which cost."""
     records, older = records_of(recipe, kept)
-    found = counts(recipe, records)
+    numbers = counts(recipe, records)
     lines = [f"### {recipe.title}", "", f"`offbeat paper {recipe.origin}`. {ran(recipe, records, older)}"]
-    if found[1] or found[3]:
-        lines[-1] += f" Order: {found[0]} of {found[1]}; within 25 %: {found[2]} of {found[3]}."
+    if numbers[1] or numbers[3]:
+        lines[-1] += f" Order: {numbers[0]} of {numbers[1]}; within 25 %: {numbers[2]} of {numbers[3]}."
     if records and (recipe.small_table or recipe.picture is None):
         made = agreement.table(recipe, agreement.by_cell(recipe, records), "")
         lines += ["", report.markdown(made.columns, made.rows).rstrip()]
@@ -175,7 +175,7 @@ def section(recipe: Recipe, kept: Ledger, folder: Path) -> tuple[str, tuple[int,
         if r.get("failed")
     ]:
         lines.append("\nFailed: " + "; ".join(failed) + ".")
-    return "\n".join(lines) + "\n", found
+    return "\n".join(lines) + "\n", numbers
 
 
 def ran(recipe: Recipe, records: Records, older: set[str]) -> str:
@@ -211,9 +211,9 @@ def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
     docs = results.parent / "docs" / "papers.md"
     parts, lines, totals, paper = [], [], [0, 0, 0, 0], ""
     for recipe in recipes:
-        text, found = section(recipe, kept, results)
+        text, numbers = section(recipe, kept, results)
         if not recipe.name.startswith("questions"):  # they vary what is stated
-            totals = [a + b for a, b in zip(totals, found, strict=True)]
+            totals = [a + b for a, b in zip(totals, numbers, strict=True)]
         if (name := recipe.name.partition("-")[0]) != paper:
             paper = name
             parts.append(f"## {PAPER_NAMES.get(name, name)}\n")
@@ -221,7 +221,7 @@ def write_pages(recipes: Sequence[Recipe], kept: Ledger) -> list[Path]:
         records, older = records_of(recipe, kept)
         lines.append([f"[{recipe.title}](../{results.name}/README.md#{anchor(recipe.title)})", ran(recipe, records,
         older),
-                      f"{found[0]} / {found[1]}", f"{found[2]} / {found[3]}",
+                      f"{numbers[0]} / {numbers[1]}", f"{numbers[2]} / {numbers[3]}",
                       f"{cost(recipe, kept):,.0f}"])  # fmt: skip
     share = f"{totals[0]} of {totals[1]} comparable pairs and claims have the paper's order"
     share += f" ({totals[0] / totals[1]:.0%})" if totals[1] else ""

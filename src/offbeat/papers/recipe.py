@@ -113,10 +113,10 @@ class Stated(NamedTuple):
     def at(self, work: Training) -> Any:
         """What an experiment has there, e.g. at "task.split.alpha"; None where it has nothing."""
         first, *names = self.path.split(".")
-        found = getattr(work, first)
+        value = getattr(work, first)
         for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
 
 @dataclass(frozen=True)

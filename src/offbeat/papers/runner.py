@@ -170,15 +170,15 @@ def plays(pairs: Sequence[tuple[Cell, Run]], settings: Settings) -> Iterator[Rec
 def missing(recipes: Sequence[Recipe], kept: Ledger, settings: Settings) -> list[tuple[Cell, Run]]:
     """Cells without a record, the most telling first; those of one shape follow one another. All seeds of a priority
     come before the next priority, seed by seed."""
-    found: dict[tuple[str, str, int], tuple[Cell, Run]] = {}
+    lacking: dict[tuple[str, str, int], tuple[Cell, Run]] = {}
     shapes: dict[str, int] = {}
     for recipe in recipes:
         for cell in recipe.chosen(settings):
             shapes.setdefault(cell.cost[1], len(shapes))
             for run in settings.runs(recipe.seeds):
                 if not kept.has(cell, run):
-                    found.setdefault((cell.home, cell.record, run.seed), (cell, run))
-    return sorted(found.values(), key=lambda pair: (pair[1].seed > 0, pair[0].priority, shapes[pair[0].cost[1]],
+                    lacking.setdefault((cell.home, cell.record, run.seed), (cell, run))
+    return sorted(lacking.values(), key=lambda pair: (pair[1].seed > 0, pair[0].priority, shapes[pair[0].cost[1]],
                                                     pair[1].seed))  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def in_use(path: Path) -> bool:
     return False
 
 
-def found(paths: Sequence[Path]) -> list[tuple[Path, str]]:
+def run_folders(paths: Sequence[Path]) -> list[tuple[Path, str]]:
     """The run directories that paths name, each with its label: runs, comparisons, or folders of either."""
     runs: dict[Path, str] = {}
     problems = []
@@ -215,7 +215,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
     >>> flat({"a": {"b": 1}, "c": 2})
     {'a.b': '1', 'c': '2'}
     """
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for key, value in table.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": str(value)}
-    return found
+        entries |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": str(value)}
+    return entries

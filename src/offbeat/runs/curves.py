@@ -24,11 +24,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 def crossed(runs: Sequence[Rows], metric: str, against: str, target: float, more: bool) -> list[float | None]:
     """Where each run first met a target; None where it did not."""
-    found: list[float | None] = []
+    times: list[float | None] = []
     for rows in runs:
         pairs = zip(*bands.points(rows, AXES[AGAINST[against]][0], metric), strict=True)
-        found.append(next((x for x, y in pairs if (y >= target if more else y <= target)), None))
-    return found
+        times.append(next((x for x, y in pairs if (y >= target if more else y <= target)), None))
+    return times
 
 
 def known_metrics(curves: Mapping[str, Sequence[Rows]]) -> list[str]:

@@ -115,11 +115,11 @@ def compute(unit: Unit, now: float) -> None:
 
 
 def counsel(
-    found: Spent, result: Mapping[str, Any], config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    spending: Spent, result: Mapping[str, Any], config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """What to change, each with its reason; empty where nothing stands out."""
     said = []
-    shares = found.shares
+    shares = spending.shares
     staleness, computed = result.get("staleness", {}), result.get("jobs_computed") or 0
     rounds = staleness.get("max", 0) == 0
     if result.get("diverging"):
@@ -127,7 +127,7 @@ def counsel(
     elif str(result.get("ended", "")).startswith("stopped"):
         said.append(f"The run {result['ended']} {remedy(config)}.")
     if shares["waiting"] > MANY and rounds:
-        slow = ", ".join(str(client) for client, _ in found.last[:3])
+        slow = ", ".join(str(client) for client, _ in spending.last[:3])
         said.append(
             f"Clients wait {shares['waiting']:.0%} of the time, for the slowest of their round (most often {slow}). "
             "A method that commits what has arrived (fedbuff, dlsgd-homo) does not wait; over_selection and a deadline "
@@ -159,7 +159,7 @@ def counsel(
     if result.get("rung") == "one by one" or result.get("mode") == "twin":
         said.append("Clients were computed one after the other; see the notes for the reason.")
     waves = result.get("waves") or 0
-    if waves and computed / waves < 4 and found.units > 8:
+    if waves and computed / waves < 4 and spending.units > 8:
         said.append(
             f"A wave had {computed / waves:.1f} jobs on average, so little is computed together: larger commits or a "
             "larger concurrency make waves larger (memory_gib limits them, too)."

@@ -163,11 +163,11 @@ def label_ends(axis: Axes, least: float = 11.0) -> None:
 def points(series: Mapping[str, Mapping[str, float]], path: Path, x: str, y: str, title: str = "") -> Path:
     """Figures against the values of one setting, evenly spaced as they come."""
     figure, axis = plt.subplots(figsize=(6.5, 4))
-    ticks = list(dict.fromkeys(value for found in series.values() for value in found))
-    for number, (label, found) in enumerate(series.items()):
+    ticks = list(dict.fromkeys(value for values in series.values() for value in values))
+    for number, (label, values) in enumerate(series.items()):
         colour, dash = style(number)
         axis.plot(
-            [ticks.index(v) for v in found], list(found.values()), marker="o", color=colour,
+            [ticks.index(v) for v in values], list(values.values()), marker="o", color=colour,
             dashes=dash or (None, None), label=label,
         )  # fmt: skip
     axis.set_xticks(range(len(ticks)), ticks)
@@ -194,9 +194,9 @@ def heat_maps(
 ) -> Path:
     """A map for each title: figures by (row, column), written into their boxes; what is not there stays white."""
     figure, axes = plt.subplots(1, len(maps), figsize=(4.2 * len(maps), 3.8), squeeze=False, layout="constrained")
-    for axis, (label, found) in zip(axes[0], maps.items(), strict=True):
-        rows, columns = (list(dict.fromkeys(key[side] for key in found)) for side in (0, 1))
-        values = np.array([[found.get((row, column), math.nan) for column in columns] for row in rows])
+    for axis, (label, table) in zip(axes[0], maps.items(), strict=True):
+        rows, columns = (list(dict.fromkeys(key[side] for key in table)) for side in (0, 1))
+        values = np.array([[table.get((row, column), math.nan) for column in columns] for row in rows])
         axis.imshow(values, cmap="viridis", aspect="auto")
         middle = np.nanmean([np.nanmin(values), np.nanmax(values)]) if np.isfinite(values).any() else 0.0
         for (i, j), value in np.ndenumerate(values):
@@ -210,27 +210,27 @@ def heat_maps(
 
 
 def paths(
-    found: Mapping[str, Any],
+    lines: Mapping[str, Any],
     path: Path,
     height: Callable[[Any, Any], Any],
     marks: Mapping[str, Any],
     names: Sequence[str],
 ) -> Path:
     """A panel for each path in a plane, [points, 2], over the contours of `height(x, y)`, with marked places."""
-    every = np.concatenate([*found.values(), *(np.atleast_2d(places) for places in marks.values())])
+    every = np.concatenate([*lines.values(), *(np.atleast_2d(places) for places in marks.values())])
     low, high = every.min(axis=0), every.max(axis=0)
     edge = 0.08 * (high - low)
     grid = np.meshgrid(*(np.linspace(*ends, 120) for ends in zip(low - edge, high + edge, strict=True)))
     values = height(*grid)
     levels = np.geomspace(values.min() + 0.002 * np.ptp(values), values.max(), 14)
-    wide = min(3, len(found))
+    wide = min(3, len(lines))
     figure, axes = plt.subplots(
-        -(-len(found) // wide), wide, figsize=(4 * wide, 3.4 * -(-len(found) // wide)), squeeze=False, sharex=True,
+        -(-len(lines) // wide), wide, figsize=(4 * wide, 3.4 * -(-len(lines) // wide)), squeeze=False, sharex=True,
         sharey=True, layout="constrained",
     )  # fmt: skip
-    for axis in axes.flat[len(found) :]:
+    for axis in axes.flat[len(lines) :]:
         axis.set_visible(False)
-    for number, (axis, (label, line)) in enumerate(zip(axes.flat, found.items(), strict=False)):
+    for number, (axis, (label, line)) in enumerate(zip(axes.flat, lines.items(), strict=False)):
         axis.contour(*grid, values, levels=levels, colors="#bbbbbb", linewidths=0.6)
         axis.plot(*line.T, ".-", color=COLOURS[number % len(COLOURS)], ms=4, lw=1.2)
         for (name, places), sign in zip(marks.items(), ("k*", "kx", "ko"), strict=False):

@@ -40,15 +40,15 @@ def significant(value: float | None) -> str:
 
 def average(results: Sequence[Mapping[str, Any]], *path: str) -> float | None:
     """The mean over seeds of one figure; None where a seed does not have it."""
-    found: list[float] = []
+    numbers: list[float] = []
     for result in results:
         value: Any = result
         for name in path:
             value = None if value is None else value.get(name)
         if value is None:
             return None
-        found.append(float(value))
-    return mean(found)
+        numbers.append(float(value))
+    return mean(numbers)
 
 
 SHORT = {"the test set": "test", "the training data": "train", "the held-out parts of shards": "held-out"}
@@ -125,8 +125,8 @@ def spread(results: Sequence[Mapping[str, Any]], digits: int, *path: str) -> str
     values = [result[path[0]] for result in results]
     if None in values:
         return "-"
-    found = interval(values)
-    return f"{found.mean:,.{digits}f}" + ("" if found.high is None else f" ±{found.half:.{digits}f}")
+    bounds = interval(values)
+    return f"{bounds.mean:,.{digits}f}" + ("" if bounds.high is None else f" ±{bounds.half:.{digits}f}")
 
 
 def time_to(results: Sequence[Mapping[str, Any]], target: str) -> str:

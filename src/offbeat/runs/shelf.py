@@ -52,8 +52,8 @@ class Shelved:
         """Its figures; none where it has not ended, or where they are not what was written."""
         if not self.manifest.finished or self.damage:
             return {}
-        found: dict[str, Any] = json.loads((self.path / "result.json").read_bytes())
-        return found
+        result: dict[str, Any] = json.loads((self.path / "result.json").read_bytes())
+        return result
 
     @property
     def method(self) -> str:
@@ -116,15 +116,15 @@ def dotted(table: Mapping[str, Any], head: str = "") -> Iterator[str]:
 
 def find_runs(folder: Path) -> list[Shelved]:
     """All runs in a folder, itself included; links are not followed. What is damaged is passed over."""
-    found = []
+    runs = []
     for place in walk(folder, DEEPEST):
         try:
             manifest = read_manifest(place)
         except OffbeatError:
             continue
         if manifest is not None and manifest.kind == "run" and manifest.config:
-            found.append(Shelved(place, manifest))
-    return sorted(found, key=lambda run: str(run.path))
+            runs.append(Shelved(place, manifest))
+    return sorted(runs, key=lambda run: str(run.path))
 
 
 def walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -139,7 +139,7 @@ def walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def opened(paths: Sequence[Path], ended: bool = True) -> list[Shelved]:
     """The runs of these directories; one that holds several (a comparison) stands for all of them."""
-    found: list[Shelved] = []
+    shelved: list[Shelved] = []
     for path in paths:
         if not path.is_dir():
             raise OffbeatError(f"there is no directory {path}; give one that `run --out` or `compare --out` left")
@@ -154,8 +154,8 @@ def opened(paths: Sequence[Path], ended: bool = True) -> list[Shelved]:
         if ended and waiting:
             where = waiting[0].path
             raise OffbeatError(f"the run in {where} has not ended; `offbeat resume {where}` goes on with it")
-        found += [run for run in runs if run.path not in {other.path for other in found}]
-    return found
+        shelved += [run for run in runs if run.path not in {other.path for other in shelved}]
+    return shelved
 
 
 def chosen(runs: Sequence[Shelved], conditions: Sequence[str]) -> list[Shelved]:

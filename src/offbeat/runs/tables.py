@@ -47,12 +47,12 @@ def widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
 def sentences(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[int, int]:
     """Columns whose cells may be broken, with the longest word in each."""
-    found = {}
+    places = {}
     for place, name in enumerate(columns):
         cells = [row[place] for row in rows]
         if any(" " in cell and cell_len(cell) > SENTENCE for cell in cells):
-            found[place] = max(cell_len(word) for cell in (name, *cells) for word in cell.split() or [""])
-    return found
+            places[place] = max(cell_len(word) for cell in (name, *cells) for word in cell.split() or [""])
+    return places
 
 
 def least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:

@@ -40,31 +40,31 @@ def plain_name(name: str) -> str:
 def limit_problems(until: Mapping[str, Any], figures: Mapping[str, Figure] | None = None) -> list[str]:
     """What is wrong with a table of limits; empty when nothing is. `figures` are metrics that may be limits, too."""
     figures = figures or {}
-    found = []
+    problems = []
     for name in until:
         if name in LIMITS or plain_name(name) in figures:
             continue
-        found.append(f"until: {unknown('limit', name, {*LIMITS, *figures})}")
+        problems.append(f"until: {unknown('limit', name, {*LIMITS, *figures})}")
     for name in until:
         value, figure = until[name], figures.get(plain_name(name))
         if name not in LIMITS and figure is None:
             continue
         free = name == "loss" or name not in LIMITS
         if not fits(value, float) or math.isinf(value):
-            found.append(f"until.{name} = {shown(value)}; it must be a {'' if free else 'positive '}number")
+            problems.append(f"until.{name} = {shown(value)}; it must be a {'' if free else 'positive '}number")
         elif name not in LIMITS and figure is not None and figure.more_is_better is None:
-            found.append(f"until.{name}: {SILENT.format(plain_name(name))}")
+            problems.append(f"until.{name}: {SILENT.format(plain_name(name))}")
         elif name not in LIMITS and figure is not None and figure.share and not 0 <= value <= 1:
-            found.append(f"until.{name} = {shown(value)}; it is a share between 0 and 1")
+            problems.append(f"until.{name} = {shown(value)}; it is a share between 0 and 1")
         elif not free and value <= 0:
-            found.append(f"until.{name} = {shown(value)}; it must be a positive number")
+            problems.append(f"until.{name} = {shown(value)}; it must be a positive number")
         elif name.startswith("accuracy") and value > 1:
-            found.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")
+            problems.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")
         elif name in ("commits", "samples") and value != int(value):
-            found.append(f"until.{name} = {value}; it must be a whole number")
+            problems.append(f"until.{name} = {value}; it must be a whole number")
     if not until:
-        found.append(f"until is empty, so the run would never end; give one of {', '.join(LIMITS)}")
-    return found
+        problems.append(f"until is empty, so the run would never end; give one of {', '.join(LIMITS)}")
+    return problems
 
 
 def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
@@ -75,25 +75,25 @@ def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
     if not isinstance(targets, Mapping):
         given = "it must be a list of accuracies, such as [0.8, 0.9], or a table such as {mae = [0.1]}"
         return [f"targets = {shown(targets)}; {given}"]
-    found = []
+    problems = []
     for name, values in targets.items():
         if name not in figures:
-            found.append(f"targets: {unknown('metric', name, figures)}")
+            problems.append(f"targets: {unknown('metric', name, figures)}")
         elif figures[name].more_is_better is None:
-            found.append(f"targets.{name}: {SILENT.format(name)}")
+            problems.append(f"targets.{name}: {SILENT.format(name)}")
         elif not isinstance(values, list | tuple) or not all(fits(each, float) for each in values):
-            found.append(f"targets.{name} = {shown(values)}; it must be a list of numbers")
-    return found
+            problems.append(f"targets.{name} = {shown(values)}; it must be a list of numbers")
+    return problems
 
 
 def target_list(targets: Any, until: Mapping[str, float], figures: Mapping[str, Figure]) -> list[tuple[str, float]]:
     """All targets of a run, by metric and value; limits on metrics count too, accuracy comes first."""
     given = targets if isinstance(targets, Mapping) else {"accuracy": targets}
-    found = {(name, float(value)): None for name, values in given.items() for value in values}
+    pairs = {(name, float(value)): None for name, values in given.items() for value in values}
     for name, value in until.items():
         if plain_name(name) in figures and (plain_name(name) != "loss" or name != "loss"):
-            found[plain_name(name), float(value)] = None
-    return sorted(found, key=lambda pair: (pair[0] != "accuracy", pair))
+            pairs[plain_name(name), float(value)] = None
+    return sorted(pairs, key=lambda pair: (pair[0] != "accuracy", pair))
 
 
 def target_key(name: str, value: float) -> str:

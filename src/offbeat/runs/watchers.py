@@ -23,11 +23,11 @@ CALLBACKS: dict[str, Callable[..., Callback]] = {
 
 def made(asked: Sequence[Any]) -> list[Callback]:
     """Callbacks from names, tables with a name and options, and objects."""
-    found: list[Callback] = []
+    callbacks: list[Callback] = []
     problems: list[str] = []
     for given in asked:
         if isinstance(given, Callback):
-            found.append(given)
+            callbacks.append(given)
             continue
         table = {"name": given} if isinstance(given, str) else given
         if not isinstance(table, Mapping) or "name" not in table:
@@ -38,9 +38,9 @@ def made(asked: Sequence[Any]) -> list[Callback]:
             wrong = option_problems(f"callback '{name}'", registry.find("callback", name), options)
             problems += wrong
             if not wrong:
-                found.append(registry.make("callback", name, **options))
+                callbacks.append(registry.make("callback", name, **options))
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return found
+    return callbacks

@@ -61,16 +61,16 @@ class Choice:
         results = [outcome.result for outcome in candidate.outcomes]
         if not results:
             return {}
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "accuracy": interval([r["accuracy_final"] or 0.0 for r in results]),
             "bytes": interval([r["bytes_up"] + r["bytes_down"] + r["bytes_d2d"] for r in results]),
         }
         if self.target is not None:
             times = [reached(outcome, self.target) for outcome in candidate.outcomes]
             known = [time for time in times if time is not None]
-            found["reached"] = len(known)
-            found["seconds"] = interval(known) if known else None
-        return found
+            figures["reached"] = len(known)
+            figures["seconds"] = interval(known) if known else None
+        return figures
 
     def json(self) -> dict[str, Any]:
         ranked = []

@@ -38,12 +38,12 @@ def parse_search(texts: Sequence[str]) -> dict[str, Between | list[Any]]:
     >>> parse_search(["client_lr=0.01..1", "local_steps=5,10"])
     {'client_lr': Between(low=0.01, high=1.0), 'local_steps': [5, 10]}
     """
-    found: dict[str, Between | list[Any]] = {}
+    ranges: dict[str, Between | list[Any]] = {}
     for text in texts:
         name, _, given = text.partition("=")
         low, dots, high = given.partition("..")
         try:
-            found[name.strip()] = (
+            ranges[name.strip()] = (
                 Between(float(low), float(high))
                 if dots
                 else [toml.parse_value(each.strip()) for each in given.split(",")]
@@ -54,7 +54,7 @@ def parse_search(texts: Sequence[str]) -> dict[str, Between | list[Any]]:
             raise ConfigError(
                 [f"--search {text}; write client_lr=0.01..1 for a range or local_steps=5,10,20 for a choice"]
             )
-    return found
+    return ranges
 
 
 def space_of(method: Any, search: Space) -> dict[str, Between | Sequence[Any]]:
@@ -122,14 +122,14 @@ def alike(space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, 
 
 def spread_over(space: Mapping[str, Any], number: int, many: int) -> dict[str, Any]:
     """Trial `number` of `many`: ranges in the middle of equal parts, by powers; of choices each in turn."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for place, (key, values) in enumerate(space.items()):
         if isinstance(values, Between):
             part = ((number * (1 if place == 0 else 5 + 2 * place)) % many + 0.5) / many
-            found[key] = values.low * (values.high / values.low) ** part
+            options[key] = values.low * (values.high / values.low) ** part
         else:
-            found[key] = values[number % len(values)]
-    return found
+            options[key] = values[number % len(values)]
+    return options
 
 
 def distribution(optuna: Any, values: Any) -> Any:

@@ -228,7 +228,7 @@ class MethodSearch:
         self, seeds: Sequence[int], options: Sequence[dict[str, Any]], best: Sequence[float]
     ) -> Generator[list[Heat], list[list[Tried]], list[list[Tried]]]:
         """These options with each of these seeds, for which these times to the target are known."""
-        found: list[list[Tried]] = [[] for _ in options]
+        trials: list[list[Tried]] = [[] for _ in options]
         heats, places = [], []
         for seed, known in zip(seeds, best, strict=True):
             experiments = self.runs(options, seed)
@@ -239,8 +239,8 @@ class MethodSearch:
             results = yield heats
             for group, many in zip(places, results, strict=True):
                 for place, one in zip(group, many, strict=True):
-                    found[place].append(one)
-        return found
+                    trials[place].append(one)
+        return trials
 
     def fastest(self, number: int, done: Sequence[Entry]) -> float:
         """The least seconds to the target with a seed, as far as is known."""
@@ -253,11 +253,11 @@ class MethodSearch:
         fresh: bool = False,
     ) -> None:  # fmt: skip
         entries = []
-        for number, each, found in zip(numbers, options, results, strict=True):
-            said = next((one.failed for one in found if one.failed), None)
-            cut = not said and (len(found) < seeds or any(one.cut for one in found))
-            scores, seconds = [self.aim.score(one) for one in found], sum(one.seconds for one in found)
-            entries.append(Entry(self.label, number, each, scores, cut, found[0].company, seconds, said, fresh))
+        for number, each, trials in zip(numbers, options, results, strict=True):
+            said = next((one.failed for one in trials if one.failed), None)
+            cut = not said and (len(trials) < seeds or any(one.cut for one in trials))
+            scores, seconds = [self.aim.score(one) for one in trials], sum(one.seconds for one in trials)
+            entries.append(Entry(self.label, number, each, scores, cut, trials[0].company, seconds, said, fresh))
         self.ledger.add(entries)
 
     def complete(self) -> list[Entry]:

@@ -22,7 +22,7 @@ from offbeat.fleets.clusters import MBIT
 from offbeat.fleets.fleet import Fleet
 from offbeat.runs import cluster_layout, palette
 from offbeat.runs.bands import band, interval
-from offbeat.runs.chronicle import Chronicle, again, found, grouped, read_run, trace_rows
+from offbeat.runs.chronicle import Chronicle, again, grouped, read_run, run_folders, trace_rows
 from offbeat.runs.store import strict
 from offbeat.runs.target import crossing
 from offbeat.runs.timeline import KINDS, MEANS, Timeline, timeline_of
@@ -48,7 +48,7 @@ Groups = Mapping[str, Sequence[Chronicle]]
 
 def report(paths: Sequence[str | Path], out: str | Path, title: str = "", targets: Sequence[float] = ()) -> Path:
     """Write a page about the runs in these directories (runs, comparisons, or folders of either)."""
-    runs = [read_run(path, label) for path, label in found([Path(path) for path in paths])]
+    runs = [read_run(path, label) for path, label in run_folders([Path(path) for path in paths])]
     text = page(grouped(runs), title, targets)
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)

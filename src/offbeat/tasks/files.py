@@ -52,9 +52,9 @@ def locate(name: str, layouts: Sequence[Layout], source: str) -> tuple[Layout, l
         for layout in layouts:
             folder = root / layout.folder
             paths = [next((p for p in (folder / f, folder / f"{f}.gz") if p.is_file()), None) for f in layout.files]
-            found = [path for path in paths if path is not None]
-            if len(found) == len(paths):
-                return layout, found
+            files = [path for path in paths if path is not None]
+            if len(files) == len(paths):
+                return layout, files
             lacks = ", ".join(file for file, path in zip(layout.files, paths, strict=True) if path is None)
             looked.append(f"  {folder}: " + (f"there, but lacks {lacks}" if folder.is_dir() else "no such directory"))
     wanted = "; or ".join(dict.fromkeys(", ".join(layout.files) for layout in layouts))
@@ -222,10 +222,10 @@ def find_folders(name: str, layouts: Sequence[str], parts: Sequence[str], source
     looked = []
     for root in roots():
         for layout in layouts:
-            found = [root / layout / part for part in parts]
-            if all(path.is_dir() for path in found):
-                return found
-            lacks = ", ".join(path.name for path in found if not path.is_dir())
+            folders = [root / layout / part for part in parts]
+            if all(path.is_dir() for path in folders):
+                return folders
+            lacks = ", ".join(path.name for path in folders if not path.is_dir())
             said = f"there, but lacks {lacks}" if (root / layout).is_dir() else "no such directory"
             looked.append(f"  {root / layout}: {said}")
     raise missing(name, f"folders {', '.join(parts)}", looked, source, layouts[0])

@@ -84,13 +84,13 @@ def joined(trees: list[Tree]) -> Tree:
 
 
 def dataset(given: Any) -> Any:
-    found = given.dataset if isinstance(given, DataLoader) else given
-    if isinstance(found, IterableDataset) or not hasattr(found, "__len__"):
+    data = given.dataset if isinstance(given, DataLoader) else given
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         raise ConfigError(
-            [f"{type(found).__name__} can only be read from its start, and clients need numbered rows; give a dataset "
+            [f"{type(data).__name__} can only be read from its start, and clients need numbered rows; give a dataset "
              "with __getitem__ and __len__"]
         )  # fmt: skip
-    return found
+    return data
 
 
 def pair(data: Any) -> tuple[Tree, Tree]:

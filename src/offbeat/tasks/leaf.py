@@ -50,7 +50,9 @@ def find_users(folder: str) -> tuple[list[Path], list[Path]]:
         train, test = _files(place / "train"), _files(place / "test")
         if train and test:
             return train, test
-        lacks = ", ".join(f"{part}/*.json" for part, found in (("train", train), ("test", test)) if not found)
+        lacks = ", ".join(
+            f"{part}/*.json" for part, files_of_part in (("train", train), ("test", test)) if not files_of_part
+        )
         looked.append(f"  {place}: " + (f"there, but lacks {lacks}" if place.is_dir() else "no such directory"))
     source = "the LEAF repository of S. Caldas et al. (preprocess.sh writes train and test)"
     raise files.missing("leaf", "train/*.json and test/*.json (plain or .gz)", looked, source, folder)
@@ -66,11 +68,11 @@ def read_users(paths: Sequence[Path], classes: int | None = None) -> Users:
     """All samples, in the order of the files. A user may be in several of them; labels are below `classes`."""
     shards: list[Shard] = []
     for path in paths:
-        found = read_file(path, classes)
-        mine, first = found[0].x.shape[1], (shards or found)[0].x.shape[1]
+        users = read_file(path, classes)
+        mine, first = users[0].x.shape[1], (shards or users)[0].x.shape[1]
         if mine != first:
             raise files.damaged(path, f"its samples are {mine} numbers long, those of {paths[0].name} are {first} long")
-        shards += found
+        shards += users
     names = sorted({shard.user for shard in shards})
     place = {name: number for number, name in enumerate(names)}
     owners = np.repeat(np.array([place[shard.user] for shard in shards]), [len(shard.y) for shard in shards])
@@ -87,25 +89,25 @@ def read_file(path: Path, classes: int | None = None) -> list[Shard]:
     _refuse(path, _structure(content))
     users, numbers, data = (content[key] for key in KINDS)
     _refuse(path, _users(users, numbers, data))
-    shards, found = [], []
+    shards, problems = [], []
     for user, said in zip(users, numbers, strict=True):
         try:
             shards.append(Shard(user, *_samples(data.pop(user), said, classes or LABELS)))
         except ValueError as error:
-            found.append(f"user {user!r} {error}")
+            problems.append(f"user {user!r} {error}")
     for shard in shards[1:]:
         if (mine := shard.x.shape[1]) != (first := shards[0].x.shape[1]):
-            found.append(
+            problems.append(
                 f"user {shard.user!r} has samples of {mine} numbers, but user {shards[0].user!r} of {first} numbers"
             )
-    _refuse(path, found)
+    _refuse(path, problems)
     return shards
 
 
-def _refuse(path: Path, found: Sequence[str]) -> None:
-    if found:
-        more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-        raise files.damaged(path, "; ".join([*found[:SHOWN], *more]))
+def _refuse(path: Path, problems: Sequence[str]) -> None:
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise files.damaged(path, "; ".join([*problems[:SHOWN], *more]))
 
 
 def _structure(content: Any) -> list[str]:
@@ -121,14 +123,16 @@ def _users(users: list[Any], numbers: list[Any], data: dict[str, Any]) -> list[s
     """How the three tables of a file disagree about who is in it."""
     if not users:
         return ["it has no users"]
-    found = [f"user {user!r:.40} is no text" for user in users if not isinstance(user, str)]
-    if found:
-        return found
+    problems = [f"user {user!r:.40} is no text" for user in users if not isinstance(user, str)]
+    if problems:
+        return problems
     if len(users) != len(numbers):
-        found.append(f"it has {len(users)} users, but {len(numbers)} num_samples")
-    found += [f"user {user!r} is there {times} times" for user, times in Counter(users).items() if times > 1]
-    found += [f"user {user!r} has no user_data" for user in dict.fromkeys(users) if user not in data]
-    return found + [f"user {user!r} has user_data, but is not among users" for user in sorted(data.keys() - set(users))]
+        problems.append(f"it has {len(users)} users, but {len(numbers)} num_samples")
+    problems += [f"user {user!r} is there {times} times" for user, times in Counter(users).items() if times > 1]
+    problems += [f"user {user!r} has no user_data" for user in dict.fromkeys(users) if user not in data]
+    return problems + [
+        f"user {user!r} has user_data, but is not among users" for user in sorted(data.keys() - set(users))
+    ]
 
 
 def _samples(entry: Any, said: Any, classes: int) -> tuple[Floats, Integers]:

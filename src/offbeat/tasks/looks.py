@@ -81,15 +81,15 @@ class Looks:
 
     def of_clients(self, clients: int) -> dict[str, list[float | None]]:
         """What the last look found of each client that trains."""
-        found: dict[str, list[float | None]] = {}
+        figures: dict[str, list[float | None]] = {}
         for evaluation in self.evaluations:
             if isinstance(evaluation, ClientEvaluation) and evaluation.name != "unseen":
                 for name, values in evaluation.last.items():
                     column: list[float | None] = [None] * clients
                     for client, value in zip(evaluation.clients, values, strict=True):
                         column[client] = value
-                    found[f"{evaluation.name}_{name}"] = column
-        return found
+                    figures[f"{evaluation.name}_{name}"] = column
+        return figures
 
 
 def refuse_losses_of_batches(record: Any) -> None:
@@ -181,8 +181,8 @@ def apart(text: Windows, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     np.add.at(taken, starts[rows], 1)
     np.subtract.at(taken, starts[rows] + length, 1)
     before = np.concatenate([[0], np.cumsum(np.cumsum(taken) > 0)])  # taken tokens in front of each place
-    found: npt.NDArray[np.bool_] = before[starts + length] == before[starts]
-    return found
+    untouched: npt.NDArray[np.bool_] = before[starts + length] == before[starts]
+    return untouched
 
 
 def leaving_out(task: Task, clients: int, seed: int) -> Task:

@@ -46,19 +46,19 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.kept = [outputs, targets]  # so that no id is used twice
         self.names = {id(outputs): OUTPUTS, id(targets): TARGETS}
-        self.found: list[str] = []
+        self.problems: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
         if func in PAIRED and len(given) >= 2 and given[0].shape != given[1].shape:
-            self.found.append(f"{PAIRED[func]} takes outputs and targets of one shape")
+            self.problems.append(f"{PAIRED[func]} takes outputs and targets of one shape")
         named = [value for value in given if id(value) in self.names]
-        if not isinstance(result, Tensor) or not named or self.found:
+        if not isinstance(result, Tensor) or not named or self.problems:
             return result
         kinds = {self.names[id(value)] for value in named}
         if kinds == {OUTPUTS, TARGETS} and result.numel() > max(value.numel() for value in given):
-            self.found.append("the loss spreads both over all pairs of samples")
+            self.problems.append("the loss spreads both over all pairs of samples")
         elif len(given) == 1 and result.shape == given[0].shape:  # a cast, a sigmoid: still the same thing
             self.kept.append(result)
             self.names[id(result)] = kinds.pop()
@@ -116,8 +116,8 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -
     except Exception as error:  # whatever a loss of one's own raises
         advice = record_refused(model, loss, inputs, targets) or remedy(loss, outputs, targets)
         return [f"the loss fails on {given} ({rows} samples): {reason(error)}. {advice}"]
-    if watch.found:
-        return [f"{watch.found[0]}, but here are {given} (for {rows} samples); reshape the one or the other"]
+    if watch.problems:
+        return [f"{watch.problems[0]}, but here are {given} (for {rows} samples); reshape the one or the other"]
     return value_problems(value, parameters)
 
 

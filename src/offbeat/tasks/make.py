@@ -94,8 +94,8 @@ def labelled(
     if clients is None and loaded.owners is not None:
         clients = len(np.unique(loaded.owners))
     shards = split_up(split_name, loaded.y, clients, seed, loaded.owners, split_options)
-    if found := model_problems(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, model_options):
-        raise ConfigError(found)
+    if problems := model_problems(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, model_options):
+        raise ConfigError(problems)
     net = build_model(model_name, tuple(loaded.x.shape[1:]), loaded.classes or 1, seed, **model_options)
     return Task(
         net,
@@ -151,8 +151,8 @@ def text(
     find, unit = OWNERS[data]
     whole = owned(find(read_texts(data, folder)), unit, minimum, data)
     many = len(whole.vocabulary)
-    if found := model_problems(model_name, (length,), many, model_options):
-        raise ConfigError(found)
+    if problems := model_problems(model_name, (length,), many, model_options):
+        raise ConfigError(problems)
     net = build_model(model_name, (length,), many, seed, **model_options)
     predict = "all" if scored_places(model_name, net, length) else "last"
     places = cut(whole, length, stride or (length if predict == "all" else 1), held_out, test_share, test_windows)
@@ -196,8 +196,8 @@ def quadratics(
     """Random strongly convex quadratics with a known optimum; no accuracy, the loss is the value."""
     what = f"task 'quadratic' with clients = {clients:,}, samples = {samples:,} and dimension = {dimension:,}"
     size = 8.0 * clients * (dimension**2 + 3 * samples * (dimension**2 + dimension))
-    if found := too_large(what, size, "take fewer of one of them"):
-        raise ConfigError(found)
+    if problems := too_large(what, size, "take fewer of one of them"):
+        raise ConfigError(problems)
     matrices, linear = random_quadratic(clients, dimension, spread, seed=seed)
     return quadratic(matrices, linear, None, noise, samples, seed)
 

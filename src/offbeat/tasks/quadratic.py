@@ -289,13 +289,13 @@ def _signs(clients: int) -> np.ndarray:
 
 def _refuse(clients: int, dimension: int, heterogeneity: float, spread: float, low: float, high: float) -> None:
     counts = (("clients", clients), ("dimension", dimension))
-    found = [f"{what} is {count}; give a whole number of at least 1." for what, count in counts if count < 1]
+    problems = [f"{what} is {count}; give a whole number of at least 1." for what, count in counts if count < 1]
     for what, size in (("heterogeneity", heterogeneity), ("spread", spread)):
         if size < 0:
-            found.append(f"{what} is {size}; give 0 or more.")
+            problems.append(f"{what} is {size}; give 0 or more.")
         if size > 0 and clients == 1:
-            found.append(f"{what} is {size}, but one client does not differ from itself; give 0, or more clients.")
+            problems.append(f"{what} is {size}, but one client does not differ from itself; give 0, or more clients.")
     if low > high:
-        found.append(f"low is {low} and high is {high}; give eigenvalues in their order.")
-    if found:
-        raise ConfigError(found)
+        problems.append(f"low is {low} and high is {high}; give eigenvalues in their order.")
+    if problems:
+        raise ConfigError(problems)

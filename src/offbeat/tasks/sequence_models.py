@@ -206,8 +206,10 @@ def line(model: str, input_shape: tuple[int, ...], least: int = 1) -> int:
 
 
 def positive(**sizes: int) -> None:
-    if found := [f"{name} is {size}; give a whole number of at least 1." for name, size in sizes.items() if size < 1]:
-        raise ConfigError(found)
+    if problems := [
+        f"{name} is {size}; give a whole number of at least 1." for name, size in sizes.items() if size < 1
+    ]:
+        raise ConfigError(problems)
 
 
 def attention_fits(model: str, width: int, layers: int, heads: int, dropout: float) -> None:

@@ -92,21 +92,23 @@ class Task:
 
     def problems(self, dtype: torch.dtype | None = None) -> list[str]:
         """Everything that would stop a run in this number type (None: in any), found without training."""
-        found = self.kind_problems()
-        if found:
-            return found
-        found = self.materialised() or refusals(self.model, self.batch_norm)
+        problems = self.kind_problems()
+        if problems:
+            return problems
+        problems = self.materialised() or refusals(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
-            found.append(f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each")
+            problems.append(
+                f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each"
+            )
         if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
-            found.append(
+            problems.append(
                 f"batch_size = {shown(self.batch_size)}; give at least 1 and at most {LARGEST:,}, or None for the "
                 "whole shard"
             )
         if self.sampling not in get_args(Sampling):
             known = ", ".join(f"'{name}'" for name in get_args(Sampling))
-            found.append(f"sampling = {shown(self.sampling)}; it is one of {known}")
-        trainable = not found
+            problems.append(f"sampling = {shown(self.sampling)}; it is one of {known}")
+        trainable = not problems
         for kind, data in (("training", self.data), ("test", self.test)):
             if kind == "test" and data is None:
                 continue
@@ -114,46 +116,48 @@ class Task:
                 x, y = self.training if kind == "training" else self.testing
                 parts = named_leaves((x, y), ("inputs", "targets"))
             except ConfigError as error:
-                found += [f"the {kind} data: {problem}" for problem in error.problems]
+                problems += [f"the {kind} data: {problem}" for problem in error.problems]
                 continue
             except Exception as error:  # whatever a Dataset of one's own raises
-                found.append(f"the {kind} data must be a pair (x, y) of tensors or a Dataset of such pairs ({error})")
+                problems.append(
+                    f"the {kind} data must be a pair (x, y) of tensors or a Dataset of such pairs ({error})"
+                )
                 continue
             if not all(leaf.dim() for _, leaf in parts):
-                found.append(f"the {kind} data has inputs or targets without rows; give one row per sample")
+                problems.append(f"the {kind} data has inputs or targets without rows; give one row per sample")
                 continue
-            before, rows = len(found), len(parts[0][1])
-            found += shard_problems(self.shards, rows) if kind == "training" else []
-            found += data_problems(kind, x, y, self.looked_at, self.loss) if trainable else []
-            if trainable and len(found) == before:
+            before, rows = len(problems), len(parts[0][1])
+            problems += shard_problems(self.shards, rows) if kind == "training" else []
+            problems += data_problems(kind, x, y, self.looked_at, self.loss) if trainable else []
+            if trainable and len(problems) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
-                found += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
-            found += self.look_problems(kind, rows) if len(found) == before else []
-        return found or self.step_problems(dtype)
+                problems += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
+            problems += self.look_problems(kind, rows) if len(problems) == before else []
+        return problems or self.step_problems(dtype)
 
     def look_problems(self, kind: str, rows: int) -> list[str]:
         """What is wrong with the sets of single clients that lie in the training or in the test data."""
-        found = []
+        problems = []
         if self.client_tests is not None and self.test is None:
-            found.append("client_tests are rows of the test set, but there is none; give test")
+            problems.append("client_tests are rows of the test set, but there is none; give test")
         for name in ("client_tests",) if kind == "test" else ("held_out", "unseen"):
             sets = getattr(self, name)
             if sets is None:
                 continue
             if name != "unseen" and len(sets) != self.clients:
-                found.append(f"{name} has {len(sets)} sets for {self.clients} clients; give one for each")
+                problems.append(f"{name} has {len(sets)} sets for {self.clients} clients; give one for each")
             there = [each for each in sets if len(each)]
             if not there:
-                found.append(f"{name} has no rows at all; give rows for one client at least, or leave it out")
-            found += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
-            if not found and kind == "training":
+                problems.append(f"{name} has no rows at all; give rows for one client at least, or leave it out")
+            problems += [f"{name}: {problem}" for problem in shard_problems(there, rows)] if there else []
+            if not problems and kind == "training":
                 trained, looked_at = np.zeros(rows, bool), np.zeros(rows, bool)
                 for mask, parts in ((trained, self.shards), (looked_at, there)):
                     for part in parts:
                         mask[np.asarray(part, dtype=np.int64)] = True
                 if len(both := np.flatnonzero(trained & looked_at)):
-                    found.append(f"{name} has row {both[0]}, and {len(both) - 1} more, that clients train on")
-        return found
+                    problems.append(f"{name} has row {both[0]}, and {len(both) - 1} more, that clients train on")
+        return problems
 
     def materialised(self) -> list[str]:
         """Give lazy layers their shapes by one call, as PyTorch does."""
@@ -224,32 +228,32 @@ class Task:
         shards: Any = self.shards
         batch: Any = self.batch_size
         name: Any = self.name
-        found = []
+        problems = []
         if not isinstance(model, nn.Module):
-            found.append(f"model = {shown(model)}; it must be an nn.Module, such as nn.Linear(4, 3)")
+            problems.append(f"model = {shown(model)}; it must be an nn.Module, such as nn.Linear(4, 3)")
         if not callable(loss):
-            found.append(f"loss = {shown(loss)}; it must be a function of (outputs, targets)")
+            problems.append(f"loss = {shown(loss)}; it must be a function of (outputs, targets)")
         elif isinstance(loss, type):
-            found.append(f"loss = {loss.__name__} is a class; give one of its objects: {loss.__name__}()")
+            problems.append(f"loss = {loss.__name__} is a class; give one of its objects: {loss.__name__}()")
         if not listed(shards):
             each = "; or leave it out, and give a list with a data set for each client" if shards is None else ""
-            found.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client{each}")
+            problems.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client{each}")
         elif not all(listed(shard) for shard in shards):
-            found.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
+            problems.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
         sizes = batch if listed(batch) else [batch]
         whole = all(isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in sizes)
         if batch is not None and not whole:
-            found.append(
+            problems.append(
                 f"batch_size = {shown(batch)}; it must be a whole number, or one for each client, or None: all of a "
                 "shard"
             )
         if not isinstance(name, str):
-            found.append(f"name = {shown(name)}; it must be a text")
+            problems.append(f"name = {shown(name)}; it must be a text")
         for field_name in ("client_tests", "held_out", "unseen"):
             sets = getattr(self, field_name)
             if sets is not None and not (listed(sets) and all(listed(each) for each in sets)):
-                found.append(f"{field_name} = {shown(sets)}; it must be a list with lists of row numbers")
-        return found + metric_problems(self.metrics)
+                problems.append(f"{field_name} = {shown(sets)}; it must be a list with lists of row numbers")
+        return problems + metric_problems(self.metrics)
 
     @property
     def has_accuracy(self) -> bool:
@@ -339,9 +343,9 @@ def listed(given: Any) -> bool:
 
 
 def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
-    found = []
+    problems = []
     if not len(shards):
-        found.append("shards is empty; a task needs at least one client")
+        problems.append("shards is empty; a task needs at least one client")
     for client, shard in enumerate(shards):
         try:
             index = np.asarray(shard)
@@ -350,16 +354,16 @@ def shard_problems(shards: Sequence[Any], rows: int) -> list[str]:
         if index.ndim != 1:
             index = np.zeros(1)
         if index.size and not np.issubdtype(index.dtype, np.integer):
-            found.append(f"client {client} has samples {shard!r:.60}; samples are row numbers, whole and from 0 on")
+            problems.append(f"client {client} has samples {shard!r:.60}; samples are row numbers, whole and from 0 on")
         elif index.size == 0:
-            found.append(f"client {client} has an empty shard; give it samples or leave it out")
+            problems.append(f"client {client} has an empty shard; give it samples or leave it out")
         elif index.min() < 0 or index.max() >= rows:
-            found.append(
+            problems.append(
                 f"client {client} has sample {index.max()} (or a negative one); the data has rows 0..{rows - 1}"
             )
-        if len(found) >= 5:
-            return [*found, "and more"]
-    return found
+        if len(problems) >= 5:
+            return [*problems, "and more"]
+    return problems
 
 
 def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module, loss: Loss) -> list[str]:
@@ -377,21 +381,21 @@ def data_problems(kind: str, x: Tree, y: Tree, model: nn.Module, loss: Loss) -> 
                 f"the {kind} {name} are complex, of type {leaf.dtype}, and must be real: give torch.view_as_real(x), "
                 "and join the parts by torch.view_as_complex in the model's forward"
             ]
-    found = []
+    problems = []
     for name, leaf in parts:
         if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             place = int((~leaf.reshape(rows, -1).isfinite()).any(dim=1).nonzero()[0])
-            found.append(f"the {kind} {name} hold NaN or infinity, first in row {place}; clean the data")
-        found += empty_sequences(kind, name, leaf)
+            problems.append(f"the {kind} {name} hold NaN or infinity, first in row {place}; clean the data")
+        problems += empty_sequences(kind, name, leaf)
     try:
         classes = scores(model, x)
     except Exception as error:  # whatever a model of one's own raises
         if said := token_problems(kind, x, model):
-            return [*found, *said]
-        return [*found, f"the model does not take the {kind} inputs, of {shapes(x)}: {error}"]
-    found += token_problems(kind, x, model)
+            return [*problems, *said]
+        return [*problems, f"the model does not take the {kind} inputs, of {shapes(x)}: {error}"]
+    problems += token_problems(kind, x, model)
     labels = isinstance(y, Tensor | Windows) and y.dim() == 1 and not (y.dtype.is_floating_point or y.dtype.is_complex)
-    return found + label_problems(kind, model, loss, x, y, classes) if labels and classes is not None else found
+    return problems + label_problems(kind, model, loss, x, y, classes) if labels and classes is not None else problems
 
 
 def label_problems(kind: str, model: nn.Module, loss: Loss, x: Tree, y: Tensor | Windows, classes: int) -> list[str]:
@@ -426,18 +430,18 @@ def empty_sequences(kind: str, name: str, leaf: Any) -> list[str]:
 def token_problems(kind: str, x: Tree, model: nn.Module) -> list[str]:
     """Tokens that a table of the model has no row for, found by what reaches its tables from the samples with the
     smallest and the largest numbers."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for name, leaf in named_leaves((x,), ("inputs",)):
         if leaf.is_floating_point() or leaf.dtype == torch.bool:
             continue
         for row in extremes(leaf):
             for part, many, token in tables(model, rows_of(x, [row])):
-                found.setdefault(
+                problems.setdefault(
                     part,
                     f"{kind} sample {row} has token {token} in its {name}, but the table of {part} has rows "
                     f"0..{many - 1}; make the table larger or the tokens smaller",
                 )
-    return list(found.values())
+    return list(problems.values())
 
 
 def extremes(values: Tensor | Windows) -> list[int]:
@@ -513,17 +517,17 @@ def metric_problems(metrics: Any) -> list[str]:
     """What is wrong with a table of metrics."""
     if not isinstance(metrics, Mapping):
         return [f"metrics = {shown(metrics)}; it must be a table, such as {{'mae': 'mae', 'worst': my_function}}"]
-    found = []
+    problems = []
     for name, given in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
-            found.append(f"metrics has the name {shown(name)}; a name has letters, digits, - and _")
+            problems.append(f"metrics has the name {shown(name)}; a name has letters, digits, - and _")
         elif name in (*COLUMNS, "loss", "training_loss") or name.endswith("_smoothed"):
-            found.append(f"metrics: the name '{name}' is taken; choose another")
+            problems.append(f"metrics: the name '{name}' is taken; choose another")
         elif isinstance(given, str) and given not in METRICS:
-            found.append(f"metrics: {name}: {unknown('metric', given, METRICS)}")
+            problems.append(f"metrics: {name}: {unknown('metric', given, METRICS)}")
         elif not isinstance(given, str) and not callable(given):
-            found.append(f"metrics: {name} = {shown(given)}; it must be a function of (outputs, targets), or a name")
-    return found
+            problems.append(f"metrics: {name} = {shown(given)}; it must be a function of (outputs, targets), or a name")
+    return problems
 
 
 def require(task: Task) -> Task:

@@ -57,8 +57,8 @@ def read_texts(name: str, folder: str | None) -> list[Text]:
             path = place.parent / f"{place.name}.jsonl{suffix}"
             if path.is_file():
                 return json_lines(path)
-        if place.is_dir() and (found := text_files(place)):
-            return found
+        if place.is_dir() and (texts := text_files(place)):
+            return texts
         looked.append(f"  {place}: " + ("no text file in it" if place.is_dir() else "no such folder, nor .jsonl"))
     wanted = f"a file {name}.jsonl (plain, .xz, .gz; name and text in each line) or a folder of text files"
     raise files.missing(name, wanted, looked, "wherever texts are to be had", folder or f"text/{name}")
@@ -101,8 +101,8 @@ def by_speaker(texts: Iterable[Text]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, text in texts:
         work = name.rsplit(".", 1)[0]
-        found = speeches(text)
-        for speaker, said in found:
+        spoken = speeches(text)
+        for speaker, said in spoken:
             owner = f"{work}/{speaker}" if speaker else work
             owners[owner] = owners.get(owner, "") + said
     return owners
@@ -118,18 +118,18 @@ def speeches(text: str) -> list[tuple[str, str]]:
     if len(marks) >= 2:
         text = text[marks[0].end() : marks[-1].start()]
     lines = [line.rstrip() for line in STAGE.sub("", text).split("\n")]
-    found: list[tuple[str, list[str]]] = []
+    parts: list[tuple[str, list[str]]] = []
     for i, line in enumerate(lines):
         after = lines[i + 1] if i + 1 < len(lines) else ""
         fresh = i == 0 or not lines[i - 1] or line.isupper()
         if fresh and after and len(line) <= 40 and SPEAKER.fullmatch(line):
-            found.append((line.rstrip(".").upper(), []))
+            parts.append((line.rstrip(".").upper(), []))
         elif HEADING.match(line):
-            if found:
-                found.append(("", []))  # nobody speaks until someone does
-        elif found and line:
-            found[-1][1].append(line)
-    said = [(speaker, "\n".join(spoken) + "\n") for speaker, spoken in found if speaker and spoken]
+            if parts:
+                parts.append(("", []))  # nobody speaks until someone does
+        elif parts and line:
+            parts[-1][1].append(line)
+    said = [(speaker, "\n".join(spoken) + "\n") for speaker, spoken in parts if speaker and spoken]
     return said if len(said) > 1 else [("", "\n".join(line for line in lines if line) + "\n")]
 
 

@@ -38,18 +38,18 @@ def path(gauge: Gauge, x: Tensor, rounds: int, steps: int, lr: float, server_lr:
     The paper calls "the global model" both what a round starts from and the mean: Assumption 4.2 is about the mean.
     L_g is taken along as many steps of gradient descent on f, so it does not depend on who has which samples.
     """
-    found = Path()
+    constants = Path()
     y, slope = x, gauge.gradient(x)
     for number in range(rounds):
         walk = Round(gauge, x, steps, lr)
-        found.heterogeneity.append(walk.heterogeneity())
-        found.smoothness.append(walk.smoothness)
+        constants.heterogeneity.append(walk.heterogeneity())
+        constants.smoothness.append(walk.smoothness)
         x = x - server_lr * walk.moved
         after = y - lr * slope
         new = gauge.gradient(after)
-        found.global_smoothness.append(ratio(new - slope, after - y, f"step {number} of gradient descent"))
+        constants.global_smoothness.append(ratio(new - slope, after - y, f"step {number} of gradient descent"))
         y, slope = after, new
-    return found
+    return constants
 
 
 class Round:
@@ -156,10 +156,10 @@ def largest(diagonal: list[Tensor], beside: list[Tensor]) -> tuple[Tensor, Tenso
     if beside:
         off = torch.diag_embed(torch.stack(beside, 1), offset=1)
         matrices = matrices + off + off.mT
-    found, vectors = torch.linalg.eigh(matrices)
-    place = found.abs().argmax(1)
-    each = torch.arange(len(found))
-    return found.abs()[each, place], vectors[each, -1, place].abs()
+    values, vectors = torch.linalg.eigh(matrices)
+    place = values.abs().argmax(1)
+    each = torch.arange(len(values))
+    return values.abs()[each, place], vectors[each, -1, place].abs()
 
 
 def grown(apply: Callable[[Tensor], Tensor], v: Tensor, iterations: int, tolerance: float) -> Power:
@@ -202,7 +202,7 @@ def heterogeneity(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: flo
 
 def smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Power:
     """L-tilde at x: the largest spectral norm of the clients' Hessians. Each client goes on until it has settled."""
-    found = []
+    powers = []
     for clients in gauge.groups():
         v = start(gauge, x).expand(len(clients), -1)
 
@@ -210,14 +210,14 @@ def smoothness(gauge: Gauge, x: Tensor, iterations: int = 100, tolerance: float 
             return gauge.products(x, v, clients[rows])
 
         values, number, settled = norms(apply, v, iterations, tolerance)
-        found.append(Power(float(values.max()), number, settled))
-    return Power(max(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))
+        powers.append(Power(float(values.max()), number, settled))
+    return Power(max(p.value for p in powers), max(p.iterations for p in powers), all(p.settled for p in powers))
 
 
 def convexity(gauge: Gauge, x: Tensor, above: float, iterations: int = 100, tolerance: float = 1e-6) -> Power:
     """mu at x: the least eigenvalue of any client's Hessian, by the spectral norm of `above` I - H_i, where `above` is
     at least every |eigenvalue|. It falls towards the constant; negative where a client is not convex here."""
-    found = []
+    powers = []
     for clients in gauge.groups():
         v = start(gauge, x).expand(len(clients), -1)
 
@@ -225,8 +225,8 @@ def convexity(gauge: Gauge, x: Tensor, above: float, iterations: int = 100, tole
             return above * v - gauge.products(x, v, clients[rows])
 
         values, number, settled = norms(apply, v, iterations, tolerance)
-        found.append(Power(above - float(values.max()), number, settled))
-    return Power(min(p.value for p in found), max(p.iterations for p in found), all(p.settled for p in found))
+        powers.append(Power(above - float(values.max()), number, settled))
+    return Power(min(p.value for p in powers), max(p.iterations for p in powers), all(p.settled for p in powers))
 
 
 def bend(gauge: Gauge, x: Tensor) -> float:

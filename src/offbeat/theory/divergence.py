@@ -107,7 +107,7 @@ def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
                 "noise out, or give such clients more samples"
             ]
         )
-    found, errors = [], []
+    variances, errors = [], []
     for clients in gauge.groups():
         centres = gauge.gradients(x, clients)
         rows = [sampled(gauge, client, most) for client in clients.tolist()]
@@ -119,9 +119,9 @@ def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
         for client, every in zip(clients.tolist(), torch.split(torch.cat(squares).double(), counts), strict=True):
             looked, shard = gauge.whole.sizes[client], gauge.samples.sizes[client]
             unbiased = 1.0 if looked == shard else looked / (looked - 1)  # the centre is a mean of what was looked at
-            found.append(unbiased * float(every.mean()))
+            variances.append(unbiased * float(every.mean()))
             errors.append(0.0 if len(every) == shard else float(every.std() / len(every) ** 0.5))
-    return Noise(tuple(found), tuple(errors))
+    return Noise(tuple(variances), tuple(errors))
 
 
 def sampled(gauge: Gauge, client: int, most: int | None) -> Tensor:

@@ -116,8 +116,8 @@ class Gauge:
             mine = clients[row]
             inputs, targets = samples.batch_of(samples.part(mine, place, width))
             noise = wave.full_noise(self.problem, mine, place)
-            found = self.model.hessian_product(at[row], along[row], inputs, targets, noise)
-            total.index_add_(0, row, found * (width / samples.size[mine].to(x.dtype))[:, None])
+            products = self.model.hessian_product(at[row], along[row], inputs, targets, noise)
+            total.index_add_(0, row, products * (width / samples.size[mine].to(x.dtype))[:, None])
         self.looked += 2 * sum(samples.sizes[client] for client in clients.tolist())
         return total
 

@@ -55,15 +55,15 @@ class Effort:
         return (self.rounds * (walked + 4 * looked) + (products * self.iterations + 7) * looked) / every
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         for name, least in (("samples", 2), ("noise_samples", 2), ("rounds", 1), ("local_steps", 1), ("iterations", 0),
                             ("commits", 1)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
-                found.append(f"{name} = {value}; give at least {least}")
+                problems.append(f"{name} = {value}; give at least {least}")
         if not 0 < self.client_lr < math.inf:
-            found.append(f"client_lr = {self.client_lr}; it must be a positive number")
-        return found
+            problems.append(f"client_lr = {self.client_lr}; it must be a positive number")
+        return problems
 
 
 @dataclass(frozen=True)
@@ -145,19 +145,19 @@ def measure(
     except ConfigError as error:
         notes += error.problems
     batch = built.task.least_batch  # FedBuff: all batches are of b samples at least
-    found = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
+    readings = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
     plan = schedule_of(built, effort.commits)
     losses = gauge.values(x)
     start = sum(losses) / len(losses)
     constants = replace(
-        constants_of(built, found, apart, start),
+        constants_of(built, readings, apart, start),
         client_losses=tuple(losses) if min(losses) >= 0 else None,
         quadratic=curvature.bend(gauge, x) < AFFINE,
     )
     if start < 0:
         notes.append("the loss is negative here, so it says nothing of f(x) - min f: no gap for the theorems")
     return Measured(
-        tuple(found), constants, plan, verdict(found), metrics["loss"], metrics["accuracy"], gauge.passes,
+        tuple(readings), constants, plan, verdict(readings), metrics["loss"], metrics["accuracy"], gauge.passes,
         time.perf_counter() - began, tuple(notes),
     )  # fmt: skip
 
@@ -211,9 +211,9 @@ def schedule_of(built: Built, commits: int) -> Schedule:
                     float(heard.min() / max(heard.mean(), 1e-12)))  # fmt: skip
 
 
-def constants_of(built: Built, found: list[Reading], apart: Any, start: float) -> Constants:
+def constants_of(built: Built, readings: list[Reading], apart: Any, start: float) -> Constants:
     """The measured values under the names that theorems use; of two estimates the larger."""
-    value = {reading.name: reading.value for reading in found}
+    value = {reading.name: reading.value for reading in readings}
     largest = {}
     for name in ("L_tilde", "L_g", "L_h"):
         largest[name] = max(value[key] for key in value if key.startswith(name))

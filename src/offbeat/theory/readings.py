@@ -44,14 +44,14 @@ def readings_of(
     batch: int | None,
     rho_max: float | None,
 ) -> list[Reading]:
-    found = curvatures(path, powers)
+    readings = curvatures(path, powers)
     slope = math.sqrt(apart.mean)
     zeta, gamma = math.sqrt(apart.zeta2), math.sqrt(apart.gamma2)
     far = zeta / slope if slope else math.inf
     error = SURE * float(apart.distances.std()) / math.sqrt(len(apart.distances)) if len(apart.distances) > 1 else 0.0
     spread = (max(0.0, apart.gamma2 - error) ** 0.5, (apart.gamma2 + error) ** 0.5)
     direction = "clients disagree on direction" if far > 1 else "clients agree on direction"
-    found += [
+    readings += [
         Reading("grad", "|grad f|", slope, None, None, "at the point", "how steep the common objective is here"),
         Reading("zeta", "zeta", zeta, None, None, "at the point, largest of the clients",
                 f"{direction}: the farthest gradient is off by {far:.3g} times the mean gradient"),
@@ -63,23 +63,23 @@ def readings_of(
     try:
         b2 = apart.dissimilarity2
         said = "clients' gradients are as large as their mean" if b2 < 4 else "clients' gradients cancel in the mean"
-        found.append(Reading("B2", "B^2", b2, None, None, "at the point, largest of the clients", said))
+        readings.append(Reading("B2", "B^2", b2, None, None, "at the point, largest of the clients", said))
     except ConfigError:
         pass  # at an optimum it has no value
     if sigma is not None:
-        found += noises(sigma, batch, slope)
+        readings += noises(sigma, batch, slope)
     if apart.inside:
         inside, between = math.sqrt(float(np.mean(apart.inside))), math.sqrt(apart.between)
         said = "clusters differ more inside than from one another: gossip helps" if inside > between else (
             "clusters differ from one another more than inside: gossip cannot mend that")  # fmt: skip
-        found += [
+        readings += [
             Reading("eps_inside", "eps_L", inside, None, None, "at the point, root mean square over clusters", said),
             Reading("eps_between", "eps_g", between, None, None, "at the point, with alpha = 1", said),
         ]
     if rho_max is not None:
         said = f"one exchange of models leaves at most {rho_max:.3g} of the distance to a cluster's mean"
-        found.append(Reading("rho_max", "rho_max", rho_max, None, None, "exact", said))
-    return found
+        readings.append(Reading("rho_max", "rho_max", rho_max, None, None, "exact", said))
+    return readings
 
 
 def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
@@ -88,7 +88,7 @@ def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
     rounds = f"along the path, rounds: {len(path.heterogeneity)}; a lower estimate"
     tilde, steep = over_rounds(path.smoothness), over_rounds(path.global_smoothness)
     low = f"{math.sqrt(h2[0]) / tilde[0]:.3g}" if tilde[0] else "no"
-    found = [
+    readings = [
         Reading("L_tilde", "L~", *tilde, rounds, "how fast the gradient of the most curved client turns"),
         Reading("L_g", "L_g", *steep, f"along gradient descent, steps: {len(path.global_smoothness)}",
                 "how fast the gradient of the common objective turns"),
@@ -101,14 +101,14 @@ def curvatures(path: Path, powers: Mapping[str, Power]) -> list[Reading]:
     if least is not None:
         said = "every client is strongly convex here" if least.value > 0 else "some client is not strongly convex here"
         how = f"power iteration at the point, steps: {least.iterations}; an upper estimate"
-        found.append(Reading("mu", "mu", least.value, None, None, how, said))
+        readings.append(Reading("mu", "mu", least.value, None, None, how, said))
     for name, power in powers.items():
         if name not in names:
             continue
         how = f"power iteration at the point, steps: {power.iterations}"
         said = "settled" if power.settled else "still growing: a lower estimate; give more iterations"
-        found.append(Reading(*names[name], power.value, None, None, how, said))
-    return found
+        readings.append(Reading(*names[name], power.value, None, None, how, said))
+    return readings
 
 
 def noises(sigma: Noise, batch: int | None, slope: float) -> list[Reading]:
@@ -126,9 +126,9 @@ def noises(sigma: Noise, batch: int | None, slope: float) -> list[Reading]:
     ]
 
 
-def verdict(found: Sequence[Reading]) -> str:
+def verdict(readings: Sequence[Reading]) -> str:
     """All of it in a sentence."""
-    value = {reading.name: reading.value for reading in found}
+    value = {reading.name: reading.value for reading in readings}
     steep, h = max(value["L_tilde"], value.get("L_tilde_power", 0)), max(value["L_h"], value.get("L_h_power", 0))
     apart = value["zeta"] > value["grad"]
     alike = h < 0.1 * steep

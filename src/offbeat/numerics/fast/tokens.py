@@ -68,8 +68,8 @@ class RowsOfAll(torch.autograd.Function):
         at = tokens.reshape(n, -1)
         ctx.save_for_backward(at, table)
         ctx.padding, ctx.places = padding, places
-        found = torch.gather(table, 1, at[:, :, None].expand(n, at.shape[1], wide))
-        return found.reshape(*tokens.shape, wide)
+        rows = torch.gather(table, 1, at[:, :, None].expand(n, at.shape[1], wide))
+        return rows.reshape(*tokens.shape, wide)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
