@@ -23,6 +23,7 @@ USES = re.compile(
     r"torch\.utils\.(_\w+)|from torch\.utils import (_\w+)|torch\.(_[a-z]\w+)|torch\.ops\.(aten)\b"
     r"|torch\.fx\.(experimental)|autograd_graph\.(_\w+)|torch\._C(?:\.| import )(_functorch)"
     r"|nn\.modules\.\w+\.(_\w+)|parameter\.(is_lazy)|\.(_backward_hooks)\b|functional\.(_\w+)|torch\.(_VF)"
+    r'|"(_orig_mod)"'
 )
 LISTED = {
     "_NormBase": {"numerics/batch_norm.py"},  # layers that keep running statistics
@@ -39,6 +40,7 @@ LISTED = {
         "numerics/trial.py", "numerics/wave.py", "experiments/sizes.py", "laws/of_methods.py",
         "tasks/inputs.py", "tasks/losses.py", "tasks/task.py",
     },
+    "_orig_mod": {"tasks/task.py"},  # the module that torch.compile was given
     "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
     "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
     "experimental": {"engines/tiles.py"},  # make_fx: steps as their bare operations
@@ -83,6 +85,9 @@ def test_it_is_as_expected(name: str) -> None:
         assert found[1] is None, VERSION
     elif name == "_inductor":
         assert find_spec("torch._inductor.config") is not None, VERSION
+    elif name == "_orig_mod":
+        layer = nn.Linear(2, 2)
+        assert dict(torch.compile(layer, backend="eager").named_children()) == {"_orig_mod": layer}, VERSION
     elif name == "_python_dispatch":
         from torch.utils._python_dispatch import TorchDispatchMode
 
