@@ -269,6 +269,7 @@ TOKENS[5] = 11
         (lambda: task(wrong("weight", float("nan"))), "the training inputs 'weight' hold NaN or infinity, first in"),
         (lambda: task({**columns(), "weight": torch.ones(7)}), "20 inputs 'input_ids' and 7 inputs 'weight'"),
         (lambda: task({**columns(), "more": torch.ones(20)}), "the model does not take the training inputs, of"),
+        (lambda: task(((torch.ones(20, 3), None), torch.ones(20))), "the training data: a part of it is None"),
         (lambda: task(columns(), None), "leave it out, and give a list with a data set for each client"),
         (lambda: task([columns(), {**columns(), "weight": torch.ones(20, 2)}], None), "client 1 has 'weight' of"),
     ],

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from offbeat import Experiment, Task, run
@@ -366,6 +368,71 @@ def test_a_loss_that_takes_neither_scores_nor_the_record_is_told_of_both() -> No
     (problem,) = task(Own(in_a_table), with_spread).problems()
     assert "The model gives a record (logits, spread, hidden); the loss was called with its logits, then" in problem
     assert task(Own(recorded)).record is None  # the scores are enough
+
+
+# ---- models that something was done to ------------------------------------------------------------
+compiled = partial(torch.compile, backend="eager")
+
+
+def test_the_model_inside_is_taken() -> None:
+    model = Own(plain)
+    for wrapped in (compiled(model), nn.DataParallel(model), compiled(nn.DataParallel(model))):
+        assert task(wrapped).model is model
+    for part in (compiled(nn.Linear(5, 4)), nn.DataParallel(nn.Linear(5, 4))):
+        (problem,) = task(nn.Sequential(part)).problems()
+        assert f"part '0' of the model is a Linear inside a {type(part).__name__}" in problem
+
+
+def test_pruned_parts_say_how_they_can_be_copied() -> None:
+    model = Own(plain)
+    prune.l1_unstructured(model.a, "weight", 0.5)
+    (problem,) = task(model).problems()
+    assert "part 'a' of the model is pruned, and keeps a 'weight'" in problem
+    prune.remove(model.a, "weight")
+    assert task(model).problems() == []
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_tables_with_a_largest_norm_say_what_to_do(make: Any) -> None:
+    def bounded(e: Tensor) -> Tensor:
+        return e * (0.1 / e.norm(dim=-1, keepdim=True)).clamp(max=1)
+
+    tokens = Y[:, None]
+    model = nn.Sequential(make(4, 6, max_norm=0.1), nn.Flatten(), nn.Linear(6, 4))
+    (problem,) = Task(model, functional.cross_entropy, (tokens, Y), SHARDS).problems()
+    assert "the table '0.weight' has max_norm, by which forward changes its rows in place" in problem
+    model[0].max_norm = None
+    advised = Own(lambda m, x: m.b(bounded(m.table(x).flatten(1))))
+    advised.table = model[0]
+    assert Task(advised, functional.cross_entropy, (tokens, Y), SHARDS).problems() == []
+
+
+def averaging(m: Any, x: Tensor) -> Tensor:
+    m.centre = 0.9 * m.centre + 0.1 * x.detach().mean(0)
+    return plain(m, x - m.centre)
+
+
+def test_a_buffer_that_is_put_in_anew_is_named() -> None:
+    model = Own(averaging)
+    model.register_buffer("centre", torch.zeros(5))
+    (problem,) = task(model).problems()
+    assert "the model changes 'centre' while it trains" in problem
+
+
+@pytest.mark.parametrize(
+    ("draw", "reentrant", "said"),
+    [
+        (functional.dropout, False, "what it draws there cannot be keyed: turn checkpointing off"),
+        (lambda t: t * torch.randn_like(t), False, "what it draws there cannot be keyed: turn checkpointing off"),
+        (torch.tanh, True, "give use_reentrant=False, or turn checkpointing off"),
+    ],
+    ids=["dropout", "randn_like", "reentrant"],
+)
+def test_checkpointing_that_cannot_be_says_how_to_turn_it_off(draw: Any, reentrant: bool, said: str) -> None:
+    model = Own(lambda m, x: m.b(checkpoint(lambda t: draw(torch.tanh(t)), m.a(x), use_reentrant=reentrant)))
+    (problem,) = task(model).problems()
+    assert said in problem
+    assert "randn_like, torch.bernoulli" not in problem
 
 
 # ---- samples that a model does not take --------------------------------------------------------------

@@ -23,6 +23,7 @@ VERSION = f"PyTorch {torch.__version__} has changed it; it was as expected in 2.
 USES = re.compile(
     r"\.(_[a-z]\w+)\b|\bimport (_[a-z]\w+)|\b(_[a-z]\w+)=|getattr\([^\n]*\"(_[a-z]\w+)\""  # attributes, names, options
     r"|nn\.modules\.\w+\.(_\w+)|torch\.(_VF)|torch\.ops\.(aten)\b|torch\.fx\.(experimental)|parameter\.(is_lazy)"
+    r'|"(_orig_mod)"'
 )
 OTHERS = {  # of Python, NumPy and Ray, and Offbeat's own
     "_replace", "_asdict", "_fields", "_is_protocol", "_core", "_private", "_node_ip_address", "_apart",
@@ -46,6 +47,7 @@ LISTED = {
         "numerics/trial.py", "numerics/wave.py", "experiments/sizes.py", "laws/of_methods.py",
         "tasks/inputs.py", "tasks/losses.py", "tasks/task.py",
     },
+    "_orig_mod": {"tasks/task.py"},  # the module that torch.compile was given
     "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
     "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
     "experimental": {"engines/tiles.py"},  # make_fx: steps as their bare operations
@@ -117,6 +119,9 @@ def test_it_is_as_expected(name: str) -> None:
         assert found[1] is None, VERSION
     elif name == "_inductor":
         assert find_spec("torch._inductor.config") is not None, VERSION
+    elif name == "_orig_mod":
+        layer = nn.Linear(2, 2)
+        assert dict(torch.compile(layer, backend="eager").named_children()) == {"_orig_mod": layer}, VERSION
     elif name == "_python_dispatch":
         from torch.utils._python_dispatch import TorchDispatchMode
 

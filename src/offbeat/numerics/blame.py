@@ -10,10 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 import offbeat
 from offbeat.errors import OffbeatError, shortened
 
+UNCHECKPOINTED = (
+    "torch.utils.checkpoint computes a part of the model once more on the way back, and what it draws there cannot "
+    "be keyed: turn checkpointing off (a model of Hugging Face: model.gradient_checkpointing_disable()), or keep draws "
+    "out of it. Memory is planned by the engine"
+)
 Attempt = Callable[[Tensor], Any]  # with a batch of these rows
 
 
@@ -35,7 +41,9 @@ def failing(rows: Iterable[int], attempt: Attempt, error: Exception) -> int | No
 
 
 def told(error: Exception) -> str:
-    """What an error says, its first line."""
+    """What an error says, its first line; of one that PyTorch tells in its own terms, what to do."""
+    if isinstance(error, CheckpointError):
+        return UNCHECKPOINTED
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f": {shortened(lines[0], 300).rstrip('.')}" if lines else "")
 

@@ -12,22 +12,29 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import keys
 from offbeat.errors import OffbeatError
+from offbeat.numerics.blame import UNCHECKPOINTED
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forked import ELSEWHERE, forked
 from offbeat.numerics.forms import called
 from offbeat.numerics.vector import FlatModel
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
+KEYED = (
+    "Use nn.Dropout, torch.rand_like, torch.randn_like, torch.bernoulli or the like (docs/design.md lists them), or "
+    "take it out"
+)
 REPEATS = 1e-3  # relative difference of two equal steps that a device's rounding explains
 
 
@@ -35,6 +42,7 @@ class Draw(NamedTuple):
     operation: str
     part: str  # of the model
     values: list[Tensor]
+    recomputed: bool  # by torch.utils.checkpoint
 
 
 class Step(NamedTuple):
@@ -43,6 +51,7 @@ class Step(NamedTuple):
     result: list[Tensor]  # loss and gradient
     draws: list[Draw]
     changed: list[str]  # buffers and parameters
+    replaced: list[str]  # buffers that are other tensors now, with other values
     moved: dict[str, Any]  # generators, and their states afterwards
 
 
@@ -50,7 +59,8 @@ def problems(model: FlatModel, x: Tensor, y: Tensor) -> list[str]:
     """Why equal jobs of this model would differ, in sentences. The step is tried twice from generators in different
     states: what a model seeds itself comes out equal, and is allowed."""
     if names := changed_parameters(model, x):
-        return changes(names)
+        bounded = [name for name in names if name in bounded_tables(model.module)]
+        return rescales(bounded) + changes([name for name in names if name not in bounded])
     return reasons(*(step(model, x, y, seed) for seed in (1, 2)))
 
 
@@ -63,6 +73,22 @@ def changes(names: list[str]) -> list[str]:
     return [
         f"the model changes {name} while it trains. Jobs run together and in any order, so it would not be the same "
         "for all: keep such a thing out of the model, or put that part in eval mode"
+        for name in names
+    ]
+
+
+def bounded_tables(module: nn.Module) -> set[str]:
+    """The tables that PyTorch itself changes in forward."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    parts = [(n, p) for n, p in module.named_modules() if isinstance(p, kinds) and p.max_norm is not None]
+    return {f"'{name}.weight'" if name else "'weight'" for name, _ in parts}
+
+
+def rescales(names: list[str]) -> list[str]:
+    return [
+        f"the table {name} has max_norm, by which forward changes its rows in place, and no client could train such a "
+        "table beside others: leave max_norm out, and bound what the table gives, e = table(tokens), by "
+        "e * (max_norm / e.norm(dim=-1, keepdim=True)).clamp(max=1)"
         for name in names
     ]
 
@@ -83,8 +109,8 @@ def reasons(first: Step, second: Step) -> list[str]:
     wild = [a for a, b in zip(first.draws, second.draws, strict=False) if not same(a.values, b.values)]
     moved = [name for name, state in first.moved.items() if second.moved.get(name) != state]
     named = {
-        f"the model draws at random by {draw.operation}{draw.part}, {repeat}. Use nn.Dropout, torch.rand_like, "
-        "torch.randn_like, torch.bernoulli or the like (docs/design.md lists them), or take it out"
+        f"the model draws at random by {draw.operation}{draw.part}, {repeat}. "
+        + (f"It is drawn again: {UNCHECKPOINTED}" if draw.recomputed else KEYED)
         for draw in wild or (first.draws if moved else [])
     }
     if moved and not named:
@@ -96,6 +122,8 @@ def reasons(first: Step, second: Step) -> list[str]:
             f"{what} on the first client's batch is not finite, so nothing can be trained: look at the model's first "
             "outputs, and at logarithms, roots and quotients in the loss"
         }
+    if not named and not changed and not same(first.result, second.result, REPEATS):
+        changed = changes(first.replaced)
     if not named and not changed and not same(first.result, second.result, REPEATS):
         named = {
             "the model gives another loss or gradient when the same step is taken twice: it draws at random or keeps a "
@@ -147,8 +175,10 @@ def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
     changed = [f"'{name}'" for name, t in kept.items() if not same([t.detach()], [before[name]])]
     if not same([flat], [start]):
         changed.append("its own parameters")
+    now = dict(model.module.named_buffers())
+    replaced = [f"'{name}'" for name, t in now.items() if name in kept and not same([t.detach()], [before[name]])]
     moved = {name: after[name] for name in differing(states, after)}
-    return Step([loss, gradient], watch.draws, changed, moved)
+    return Step([loss, gradient], watch.draws, changed, replaced, moved)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -185,7 +215,8 @@ def noting(self: Watch, func: Any, types: Any, args: Any = (), kwargs: Any = Non
     if differing(before, generators(device)) or any(isinstance(value, torch.Generator) for value in given):
         values = [t.detach().clone() for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
         part = f" in {self.inside[-1]}" if self.inside else ""
-        self.draws.append(Draw(f"'{func.overloadpacket.__name__}'", part, values))
+        recomputed = any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in walk_stack(None))
+        self.draws.append(Draw(f"'{func.overloadpacket.__name__}'", part, values, recomputed))
     return out
 
 

@@ -103,6 +103,11 @@ def pair(data: Any) -> tuple[Tree, Tree]:
 
 def tree(values: Any) -> Tree:
     """Tuples and dictionaries of tensors; everything else must be one tensor."""
+    if values is None:
+        raise ConfigError(
+            ["a part of it is None, and samples are rows of tensors; leave the part out, or give the others by the "
+             "names of forward's arguments: ({'x': x}, y)"]
+        )  # fmt: skip
     if isinstance(values, Windows):
         return values
     if isinstance(values, Mapping):

@@ -188,6 +188,12 @@ def value_problems(value: Any, parameters: Sequence[Tensor]) -> list[str]:
     try:
         slopes = torch.autograd.grad(value, parameters, allow_unused=True)
     except Exception as error:  # whatever a backward of one's own raises
+        if "use_reentrant=True" in str(error):
+            return [
+                "the model uses torch.utils.checkpoint with use_reentrant=True, which knows no gradients of a flat "
+                "vector: give use_reentrant=False, or turn checkpointing off (a model of Hugging Face: "
+                "model.gradient_checkpointing_disable()); memory is planned by the engine"
+            ]
         return [f"the loss cannot be differentiated: {reason(error)}"]
     return [] if any(slope is not None for slope in slopes) else [f"{lost}: it does not depend on them"]
 

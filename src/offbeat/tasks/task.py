@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 
 from offbeat.config.options import LARGEST
@@ -54,6 +55,8 @@ class Task:
     one where they have sets of their own: `client_tests[i]` are rows of the test set for client i, `held_out[i]` rows
     of the data that nobody trains on, `unseen` the shards of clients that never train.
 
+    Of a model that torch.compile or nn.DataParallel made, the one inside is taken.
+
     `batch_norm` says what becomes of running statistics (`offbeat.numerics.batch_norm`).
     """
 
@@ -73,6 +76,7 @@ class Task:
     unseen: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", unwrapped(self.model))
         given: Any = self.shards
         if given is None and (own := of_clients(self.data)) is not None:
             object.__setattr__(self, "data", own[0])
@@ -95,7 +99,7 @@ class Task:
         problems = self.kind_problems()
         if problems:
             return problems
-        problems = self.materialised() or refusals(self.model, self.batch_norm)
+        problems = part_problems(self.model) or self.materialised() or refusals(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
             problems.append(
                 f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each"
@@ -334,6 +338,41 @@ class Task:
         averaged = tracking(self.model) if self.batch_norm == "averaged" else []
         statistics: int = sum(2 * part.num_features for _, part in averaged)
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad) + statistics
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside of one that torch.compile or a spreading over GPUs made; everything else as it is."""
+    while isinstance(model, nn.Module) and (inner := inside(model)) is not None:
+        model = inner
+    return model
+
+
+def inside(part: nn.Module) -> nn.Module | None:
+    """What torch.compile or a spreading over GPUs was given; None for other modules."""
+    if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return part.module  # type: ignore[no-any-return]
+    return dict(part.named_children()).get("_orig_mod")
+
+
+def part_problems(model: nn.Module) -> list[str]:
+    """Parts that cannot be copied, or computed for many clients, as they are."""
+    found = []
+    for name, part in model.named_modules():
+        if (inner := inside(part)) is not None:
+            found.append(
+                f"part '{name}' of the model is a {type(inner).__name__} inside a {type(part).__name__}, as "
+                f"torch.compile and nn.DataParallel make it, which waves cannot batch; give the {type(inner).__name__} "
+                "itself"
+            )
+        computed = [own for own, value in vars(part).items() if isinstance(value, Tensor) and not value.is_leaf]
+        if computed and prune.is_pruned(part):
+            found.append(
+                f"part '{name}' of the model is pruned, and keeps a '{computed[0]}' that was computed from its "
+                f"parameters, so that it cannot be copied: prune.remove(part, '{computed[0]}') makes the zeros plain "
+                "numbers, which train as others do; a mask that shall last is a buffer, or a parametrization "
+                "(torch.nn.utils.parametrize)"
+            )
+    return found
 
 
 def listed(given: Any) -> bool:
