@@ -15,7 +15,7 @@ from linear_runs import error, experiment, small
 from offbeat import Callback, ConfigError, resume, run
 from offbeat.errors import Interrupted
 from offbeat.runs.callbacks import Callbacks, EarlyStopping, KeepBest, TimeLimit
-from offbeat.runs.watchers import made
+from offbeat.runs.watchers import callbacks_of
 from stopped_runs import killed_after
 
 
@@ -241,7 +241,7 @@ def test_a_diverging_run_says_so_and_names_the_remedy(tmp_path):
 )
 def test_mistakes_get_a_sentence(given, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        made(given)
+        callbacks_of(given)
 
 
 def test_a_metric_that_is_not_there_is_said_and_the_run_goes_on():
@@ -279,10 +279,10 @@ def test_a_callback_that_is_left_out_takes_nobodys_place():
 )
 def test_limits_that_would_end_a_run_at_once_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):
-        made([given])
+        callbacks_of([given])
 
 
 def test_a_tracker_names_the_package_that_is_not_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="needs the package tensorboard"):
-        made(["tensorboard"])
+        callbacks_of(["tensorboard"])

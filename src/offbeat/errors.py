@@ -56,7 +56,7 @@ def unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     >>> unknown("method", "fedbuf", ["fedbuff", "asysg"])
     "unknown method 'fedbuf': did you mean 'fedbuff'? Known: asysg, fedbuff"
     """
-    names, name = sorted(known), given if isinstance(given, str) else shown(given)
+    names, name = sorted(known), given if isinstance(given, str) else in_words(given)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5) if len(name) <= NAMED else []
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"unknown {kind} '{shortened(name, 2 * NAMED)}': {hint}Known: {', '.join(names)}"
@@ -81,10 +81,10 @@ class _Shown(reprlib.Repr):
         return repr(x) if digits < 40 else f"{'-' if x < 0 else ''}1e{digits} or so"
 
 
-def shown(value: Any) -> str:
+def in_words(value: Any) -> str:
     """A value as sentences name it, however large or deep it is.
 
-    >>> shown(10**5000), shown([[[[[[1]]]]]])
+    >>> in_words(10**5000), in_words([[[[[[1]]]]]])
     ('1e5000 or so', '[[[[...]]]]')
     """
     return _Shown().repr(value)

@@ -16,7 +16,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeGuard, get_args, get_type_hints
 
 from offbeat.config.options import hints_of
-from offbeat.errors import ConfigError, OffbeatError, shown
+from offbeat.errors import ConfigError, OffbeatError, in_words
 from offbeat.keys import fold
 from offbeat.records import Arrived, Command, Joined, Left, Woke
 
@@ -292,7 +292,7 @@ class Rule:
             if getattr(given, "shape", None) != column.shape or given.dtype != column.dtype:
                 raise OffbeatError(
                     f"`weigh` must give a tensor of {len(column)} weights of the type {column.dtype} for '{name}', one "
-                    f"for each update, as `cohort.staleness` has; it gave {shown(given)}"
+                    f"for each update, as `cohort.staleness` has; it gave {in_words(given)}"
                 )
         return {name: each[name] for name in self.local.sends}
 

@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from functools import update_wrapper
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from offbeat.errors import shortened, shown, unknown
+from offbeat.errors import in_words, shortened, unknown
 
 T = TypeVar("T")
 LARGEST = 2**31 - 1  # of the whole numbers that options are: sizes, counts, steps, versions
@@ -34,7 +34,7 @@ def option_problems(
             none = f"{where} has no options, but '{name}' was given; leave it out"
             problems.append(unknown(f"option of {where}", name, parameters) if parameters else none)
         elif not fits(value, hints.get(name, Any)):
-            problems.append(f"{where}: {name} = {shown(value)}; it must be {spoken(hints[name])}")
+            problems.append(f"{where}: {name} = {in_words(value)}; it must be {spoken(hints[name])}")
         else:
             problems += [f"{where}: {sentence}" for sentence in extreme(name, value)]
     for name, p in parameters.items():
@@ -61,7 +61,7 @@ def extreme(name: str, value: Any) -> list[str]:
         return [] if math.isfinite(value) else [f"{name} = {value}; it must be a finite number"]
     if abs(value) <= LARGEST or name == "seed":  # seeds are looked at by themselves
         return []
-    return [f"{name} = {shown(value)}; whole numbers here lie between -{LARGEST:,} and {LARGEST:,}"]
+    return [f"{name} = {in_words(value)}; whole numbers here lie between -{LARGEST:,} and {LARGEST:,}"]
 
 
 def count_problems(where: str, name: str, value: int | None, needs: str) -> list[str]:
@@ -72,7 +72,7 @@ def count_problems(where: str, name: str, value: int | None, needs: str) -> list
     """
     if value is None or 1 <= value <= STEPS:
         return []
-    return [f"{where}: {name} = {shown(value)}; {needs if value < 1 else f'give {STEPS:,} at most'}"]
+    return [f"{where}: {name} = {in_words(value)}; {needs if value < 1 else f'give {STEPS:,} at most'}"]
 
 
 def value_problems(where: str, value: Any) -> list[str]:
@@ -92,14 +92,14 @@ def value_problems(where: str, value: Any) -> list[str]:
                     return [f"{name} has {len(item):,} keys; a table has {KEYS:,} at most"]
                 for key, each in item.items():
                     if not isinstance(key, str) or len(key) > TEXT:
-                        return [f"{name} has the key {shown(key)}; keys are texts of {TEXT:,} characters at most"]
+                        return [f"{name} has the key {in_words(key)}; keys are texts of {TEXT:,} characters at most"]
                     inner.append((f"{name}.{key}" if name else key, each))
             elif isinstance(item, list | tuple):
                 inner += [(name, each) for each in item]
             elif isinstance(item, str) and len(item) > TEXT:
-                return [f"{name} = {shown(item)} has {len(item):,} characters; a text has {TEXT:,} at most"]
+                return [f"{name} = {in_words(item)} has {len(item):,} characters; a text has {TEXT:,} at most"]
             elif isinstance(item, int) and abs(item) >= WHOLE:
-                return [f"{name} = {shown(item)}; whole numbers must be smaller than 2^64"]
+                return [f"{name} = {in_words(item)}; whole numbers must be smaller than 2^64"]
             values += 1
             if values > VALUES:
                 return [f"{where or 'the config'} has more than {VALUES:,} values; that is the most"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from offbeat.errors import ConfigError, OffbeatError, shown, unknown
+from offbeat.errors import ConfigError, OffbeatError, in_words, unknown
 
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 Make = Callable[..., Any]
@@ -95,7 +95,7 @@ def make(kind: str, name: str, *given: Any, **options: Any) -> Any:
         return function(*given, **options)
     thing = called(f"{kind} '{name}'", function, *given, **options)
     if sentence := misfit(kind, thing):
-        raise ConfigError([f"{kind} '{name}' gives {shown(thing)}; {sentence}"])
+        raise ConfigError([f"{kind} '{name}' gives {in_words(thing)}; {sentence}"])
     return thing
 
 
@@ -143,7 +143,7 @@ def added(kind: str) -> dict[str, EntryPoint]:
 def load(kind: str, name: str, point: str | EntryPoint) -> tuple[ModuleType, Make]:
     path = point if isinstance(point, str) else f"{point.module}:{point.attr}"
     if not PATH.fullmatch(path):
-        raise ConfigError([f"{kind} = '{shown(path)[1:-1]}'; a {kind} of your own is written module:function"])
+        raise ConfigError([f"{kind} = '{in_words(path)[1:-1]}'; a {kind} of your own is written module:function"])
     where = f"{kind} '{name}'"
     where = where if path == name else f"{where} ({path})"
     module_name, _, attributes = path.partition(":")
@@ -156,7 +156,7 @@ def load(kind: str, name: str, point: str | EntryPoint) -> tuple[ModuleType, Mak
     if not callable(function) and not (KINDS[kind].values and misfit(kind, function) is None):
         makers = f"a function that gives a {kind}, or a class"
         itself = f"a {kind}, or a function that gives one" if KINDS[kind].values else makers
-        raise ConfigError([f"{where} is {shown(function)}; name {itself}"])
+        raise ConfigError([f"{where} is {in_words(function)}; name {itself}"])
     return module, function
 
 

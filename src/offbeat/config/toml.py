@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.config.options import DEEPEST, value_problems
-from offbeat.errors import ConfigError, shortened, shown
+from offbeat.errors import ConfigError, in_words, shortened
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -137,8 +137,8 @@ def writable(given: Any) -> Any:
         return float(given)
     if isinstance(given, Mapping):
         if strange := [name for name in given if not isinstance(name, str)]:
-            raise ConfigError([f"{shown(strange[0])} is the key of a table; keys in a config file are texts"])
+            raise ConfigError([f"{in_words(strange[0])} is the key of a table; keys in a config file are texts"])
         return {name: writable(each) for name, each in given.items()}
     if isinstance(given, list | tuple):
         return [writable(each) for each in given]
-    raise ConfigError([f"{shown(given)} ({type(given).__name__}) cannot be written into a config file"])
+    raise ConfigError([f"{in_words(given)} ({type(given).__name__}) cannot be written into a config file"])

@@ -19,9 +19,9 @@ from torch import Tensor
 from offbeat import keys
 from offbeat.config.choices import Choice, Mode, Precision
 from offbeat.engines.crew import CrewMaker, in_process
+from offbeat.engines.newest import Newest
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
-from offbeat.engines.shown import Shown
 from offbeat.engines.solver import LocalSolver, Solver, captured_steps
 from offbeat.engines.stepping import PlainSteps
 from offbeat.engines.tile_solver import TileSolver
@@ -87,7 +87,7 @@ def prime(servers: Sequence[Server], solver: Solver) -> None:
         server.prime(mean)
 
 
-class Engine(Shown):
+class Engine(Newest):
     """A server, a solver, and the updates between them. `commits(horizon)` yields as commits are made."""
 
     def __init__(

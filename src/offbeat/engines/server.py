@@ -99,12 +99,12 @@ class Server:
             state = rule.renew(self.state, updates, cohort)
         if self.kept is not None:
             self.kept.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
-        self.state = self.checked(state)
+        self.state = self.same_vectors(state)
         self.version += 1
         self.versions[self.version] = self.broadcast()
         return staleness
 
-    def checked(self, state: Any) -> State:
+    def same_vectors(self, state: Any) -> State:
         """What a commit gave, if it is a state of the same vectors."""
         want = {name: tuple(t.shape) for name, t in self.state.items()}
         given = {name: tuple(t.shape) for name, t in state.items()} if isinstance(state, dict) else type(state).__name__

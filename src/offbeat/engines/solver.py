@@ -274,7 +274,7 @@ class LocalSolver:
 
     def computed(self, versions: Mapping[int, State], jobs: list[Begun]) -> Outcome:
         starts = self.starts(versions, jobs)
-        return self.climbed(lambda: self.way(starts, jobs))
+        return self.on_a_rung(lambda: self.way(starts, jobs))
 
     def within_memory(self, compute: Callable[[], T]) -> T | None:
         """What it computes, or None: the memory ran out."""
@@ -294,7 +294,7 @@ class LocalSolver:
         self.change("limit", jobs // 2)
         self.note(f"out of memory on {self.device} with {jobs} jobs: waves are cut to {jobs // 2} from now on")
 
-    def climbed(self, compute: Callable[[], T]) -> T:
+    def on_a_rung(self, compute: Callable[[], T]) -> T:
         """What it computes, which goes by `rung`, on the first rung down the ladder where it can."""
         reason = ""
         while True:
@@ -331,7 +331,7 @@ class LocalSolver:
             each = zip(flat, clients[:, None], strict=True)
             return torch.stack([numerics.full_gradient(problem, one, client) for one, client in each])
 
-        return self.climbed(compute)
+        return self.on_a_rung(compute)
 
     def change(self, what: str, value: Any) -> None:
         self.record.append((self.current, what, value))

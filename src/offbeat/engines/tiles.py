@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from offbeat.engines.stepping import Counts, Rung, Size, rows_of, table_of
 from offbeat.method import Carry, Job
 from offbeat.numerics import wave as numerics
-from offbeat.numerics.samples import taken
+from offbeat.numerics.samples import gathered
 from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 from offbeat.numerics.windows import Windows
@@ -241,7 +241,7 @@ def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise
         *leaves, numbers, rows, noise, every_x, every_y = given
         carry, fixed, losses = leaves[:carried], leaves[carried:], []
         for k in range(UNROLLED):
-            x, y = taken(every_x, rows[k]), taken(every_y, rows[k])
+            x, y = gathered(every_x, rows[k]), gathered(every_y, rows[k])
             *carry, loss = step(*carry, *fixed, numbers[k], x, y, noise[k])
             losses.append(loss)
         return (*carry, torch.stack(losses))

@@ -18,7 +18,7 @@ from offbeat.engines.crew import in_process
 from offbeat.engines.engine import Engine, pick_device
 from offbeat.engines.memory import chosen_place
 from offbeat.engines.ray_crew import ray_crew, ray_problems
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.experiments import cluster_views
 from offbeat.experiments.experiment import Experiment, split_name
 from offbeat.experiments.sizes import size_problems
@@ -156,11 +156,11 @@ def build_method(given: Any) -> Method:
 
 
 def checked_method(method: Method) -> Method:
-    problems = [] if isinstance(method.what, Rule) else [f"`what` = {shown(method.what)}; it must be a Rule"]
+    problems = [] if isinstance(method.what, Rule) else [f"`what` = {in_words(method.what)}; it must be a Rule"]
     if sentence := registry.misfit("policy", method.when):
-        problems.append(f"`when` = {shown(method.when)}; it must be a Policy, and {sentence}")
+        problems.append(f"`when` = {in_words(method.when)}; it must be a Policy, and {sentence}")
     if problems:
-        raise ConfigError([f"method {shown(method.name)}: {problem}" for problem in problems])
+        raise ConfigError([f"method {in_words(method.name)}: {problem}" for problem in problems])
     return method
 
 
@@ -174,13 +174,13 @@ def build_policy(when: Any, problems: list[str]) -> Policy | None:
     given = {"policy": when} if isinstance(when, str) else when
     if not isinstance(given, Mapping):
         problems.append(
-            f"{shown(when)} is no policy ({registry.misfit('policy', when)}); give a name or a table with one. Known: "
-            f"{', '.join(POLICIES)}"
+            f"{in_words(when)} is no policy ({registry.misfit('policy', when)}); give a name or a table with one. "
+            f"Known: {', '.join(POLICIES)}"
         )
         return None
     if "policy" not in given:
         problems.append(
-            f'when = {shown(given)} names no policy; write when = {{policy = "..."}}: {", ".join(POLICIES)}'
+            f'when = {in_words(given)} names no policy; write when = {{policy = "..."}}: {", ".join(POLICIES)}'
         )
         return None
     kind, rest = given["policy"], {k: v for k, v in given.items() if k != "policy"}
@@ -243,7 +243,7 @@ def objects(experiment: Experiment) -> Built:
     if isinstance(device, str | torch.device):
         attempt("device", lambda: pick_device(experiment.device))
     else:
-        problems.append(f"device = {shown(device)}; it is 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        problems.append(f"device = {in_words(device)}; it is 'auto', 'cpu', 'cuda' or 'cuda:N'")
     attempt("method", lambda: build_method(experiment.method))
     attempt("task", lambda: make_task(experiment))
     task: Task | None = parts.get("task")
@@ -280,13 +280,13 @@ def objects(experiment: Experiment) -> Built:
 def endless_problems(experiment: Any) -> list[str]:
     """What is no experiment at all, or has no end; nothing else is looked at before."""
     if not isinstance(experiment, Experiment):
-        return [f"{shown(experiment)} is no Experiment; give Experiment(method=..., task=..., fleet=...)"]
+        return [f"{in_words(experiment)} is no Experiment; give Experiment(method=..., task=..., fleet=...)"]
     return value_problems("", {f.name: getattr(experiment, f.name) for f in fields(experiment)})
 
 
 def seed_problems(seed: Any) -> list[str]:
     good = fits(seed, int) and 0 <= seed < WHOLE
-    return [] if good else [f"seed = {shown(seed)}; it must be a whole number, 0 or more, and below 2^64"]
+    return [] if good else [f"seed = {in_words(seed)}; it must be a whole number, 0 or more, and below 2^64"]
 
 
 def policy_problems(when: Any) -> list[str]:
@@ -300,7 +300,9 @@ def policy_problems(when: Any) -> list[str]:
     inner = {name: options[name] for name, may_lack in inner_policies(make).items() if not may_lack or options[name]}
     for name, policy in inner.items():
         if sentence := registry.misfit("policy", policy):
-            problems.append(f"{where}: {name} = {shown(policy)}; it is a policy, such as Rounds(steps=10): {sentence}")
+            problems.append(
+                f"{where}: {name} = {in_words(policy)}; it is a policy, such as Rounds(steps=10): {sentence}"
+            )
     return problems or [problem for policy in inner.values() for problem in policy_problems(policy)]
 
 
@@ -358,7 +360,7 @@ def plain_problems(experiment: Experiment) -> list[str]:
     for name in ("until", "evaluate"):
         table = getattr(experiment, name)
         if not isinstance(table, Mapping):
-            problems.append(f"{name} = {shown(table)}; it must be a table")
+            problems.append(f"{name} = {in_words(table)}; it must be a table")
         elif name == "evaluate":
             problems += evaluate_problems(table)
     kinds: dict[str, Any] = {
@@ -370,7 +372,7 @@ def plain_problems(experiment: Experiment) -> list[str]:
         number = isinstance(value, int | float) and not 0 < value < math.inf
         if not fits(value, hint) or number:
             bound = "" if "number" not in spoken(hint) else ", positive and finite"
-            problems.append(f"{name} = {shown(value)}; it must be {spoken(hint)}{bound}")
+            problems.append(f"{name} = {in_words(value)}; it must be {spoken(hint)}{bound}")
     return problems + (ray_problems() if experiment.engine == "ray" else [])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from offbeat.config import registry, toml
 from offbeat.config.choices import Choice, Engines, Mode, Precision
 from offbeat.config.options import defaults, value_problems
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.fleets.make import maker
 from offbeat.method import inner_policies, policy_options
 from offbeat.tasks.make import DEFAULTS
@@ -76,7 +76,7 @@ class Experiment:
 
 def split_name(kind: str, given: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(given, str | Mapping):
-        raise ConfigError([f"{kind} = {shown(given)}; it must be a name, or a table with a name"])
+        raise ConfigError([f"{kind} = {in_words(given)}; it must be a name, or a table with a name"])
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
         raise ConfigError([f'{kind} has no name; write {kind} = "..." or [{kind}] with name = "..."'])
@@ -96,6 +96,6 @@ def written_policy(when: Any) -> dict[str, Any]:
         options = {f.name: getattr(given, f.name) for f in fields(given)}
         options = {"policy": registry.name_of("policy", type(given)), **options}
     else:
-        return {"policy": shown(given), "custom": True}
+        return {"policy": in_words(given), "custom": True}
     inner = [name for name in inner_policies(registry.find("policy", options["policy"])) if options.get(name)]
     return options | {name: written_policy(options[name]) for name in inner}

@@ -28,7 +28,7 @@ from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
 from offbeat.runs.store import Store
 from offbeat.runs.stored import Stored, config_digest, read_model
-from offbeat.runs.watchers import made
+from offbeat.runs.watchers import callbacks_of
 from offbeat.schedule.trace import Replay
 
 
@@ -38,7 +38,7 @@ def run(
 ) -> Outcome:  # fmt: skip
     """Run an experiment from its start; with `out`, into a run directory: a new or empty one, or, with `overwrite`, in
     the place of another run. `progress=True` shows a line on a terminal or in a notebook; `callbacks` watch the run."""
-    with preparing(shown(progress, experiment)) as line:
+    with preparing(progress_line(progress, experiment)) as line:
         return started(experiment, out, line, overwrite, callbacks)
 
 
@@ -60,7 +60,7 @@ def started(
 ) -> Outcome:  # fmt: skip
     built = build(experiment)
     with registry.recording() as watchers:
-        watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
+        watching = [Divergence(), *callbacks_of(experiment.callbacks), *callbacks_of(callbacks)]
     if out is None:
         engine = built.engine()
         schedule = built.horizon(built.clock())
@@ -75,7 +75,7 @@ def started(
         return go(experiment, built, engine, schedule, built.account(), store, progress, callbacks=watching)
 
 
-def shown(progress: Progress | bool | None, experiment: Experiment) -> Progress | None:
+def progress_line(progress: Progress | bool | None, experiment: Experiment) -> Progress | None:
     """The line of progress that was asked for."""
     if not isinstance(progress, bool):
         return progress
@@ -121,7 +121,7 @@ def resume(
         if other := differences(manifest.environments, here):
             warnings.warn(f"{path} was run elsewhere ({'; '.join(other)}), so its bits may differ", stacklevel=2)
         with registry.recording() as watchers:
-            watching = [Divergence(), *made(experiment.callbacks), *made(callbacks)]
+            watching = [Divergence(), *callbacks_of(experiment.callbacks), *callbacks_of(callbacks)]
         manifest.trace, manifest.metrics, manifest.sources = point.trace, point.metrics, {**built.sources, **watchers}
         manifest.checkpoints = manifest.checkpoints[: manifest.checkpoints.index(point.name) + 1]
         history = History(point, stored.metrics(), stored.rows(), built.clock)

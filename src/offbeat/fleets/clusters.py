@@ -14,8 +14,8 @@ import numpy as np
 
 from offbeat.config.options import fits, option_problems
 from offbeat.config.room import too_large
-from offbeat.errors import ConfigError, shown, unknown
-from offbeat.fleets.distributions import NAMED, Array, Constant, Law, LawSpec, numeric, read, wrong
+from offbeat.errors import ConfigError, in_words, unknown
+from offbeat.fleets.distributions import NAMED, Array, Constant, Law, LawSpec, number_problems, numeric, read
 from offbeat.fleets.graphs import WEIGHTS, graphs_of, link_problems, links, rho_of, weight_problems
 from offbeat.keys import key, uniform, unsigned
 
@@ -150,7 +150,7 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
     given: dict[str, Any] = {"count": spec} if fits(spec, int) else dict(spec) if isinstance(spec, Mapping) else {}
     if not given:
         raise ConfigError(
-            [f"clusters = {shown(spec)}; give a number of clusters, or a table with count, sizes or members"]
+            [f"clusters = {in_words(spec)}; give a number of clusters, or a table with count, sizes or members"]
         )
     problems = option_problems("clusters", layout, given)
     given = {name: value for name, value in given.items() if not option_problems("", layout, {name: value})}
@@ -160,7 +160,7 @@ def clusters_of(spec: ClusterSpec, clients: int, seed: int) -> Clusters:
         "mbit": None,
     }
     if (mbit := given.get("mbit")) is not None:
-        problems += wrong("clusters: mbit", mbit, positive=True) if numeric(mbit) and mbit == 0 else []
+        problems += number_problems("clusters: mbit", mbit, positive=True) if numeric(mbit) and mbit == 0 else []
         laws["mbit"] = read(mbit, "clusters: mbit", problems)
     specs = for_each("graphs", given.get("graphs"), len(members), given.get("graph", "ring"), problems)
     if "graph" in given and "graphs" in given:
@@ -209,12 +209,12 @@ def members_of(given: Mapping[str, Any], clients: int, problems: list[str]) -> l
     if ways[0] == "members":
         good = all(isinstance(each, list | tuple) and all(fits(device, int) for device in each) for each in what)
         if not good or not what:
-            problems.append(f"clusters: members = {shown(what)}; give a list of clients for each cluster")
+            problems.append(f"clusters: members = {in_words(what)}; give a list of clients for each cluster")
         return [list(each) for each in what] if good and what else anyway
     if ways[0] == "sizes":
         if not what or not all(fits(size, int) and size >= 1 for size in what) or sum(what) != clients:
             problems.append(
-                f"clusters: sizes = {shown(list(what))}; give numbers of devices that sum to the {clients} clients"
+                f"clusters: sizes = {in_words(list(what))}; give numbers of devices that sum to the {clients} clients"
             )
             return anyway
         ends = np.cumsum(what)
@@ -241,7 +241,7 @@ def for_each(name: str, given: Any, clusters: int, one: Any, problems: list[str]
 def paces_of(given: Mapping[str, Any], clusters: int, problems: list[str]) -> list[float]:
     paces = for_each("pace", given.get("pace"), clusters, 1.0, problems)
     for pace in paces:
-        problems += wrong("clusters: pace", pace, positive=True)
+        problems += number_problems("clusters: pace", pace, positive=True)
     return paces
 
 

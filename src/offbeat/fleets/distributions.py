@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.keys import key, uniform
 
 Array: TypeAlias = NDArray[np.float64]
@@ -48,10 +48,10 @@ def numeric(value: Any) -> bool:
     return isinstance(value, Real) and value is not True and value is not False
 
 
-def wrong(name: str, value: Any, least: float = 0.0, positive: bool = False) -> list[str]:
+def number_problems(name: str, value: Any, least: float = 0.0, positive: bool = False) -> list[str]:
     """The sentence on a value that is no finite number >= `least` (or > 0), in a list; empty when it is one.
 
-    >>> wrong("latency", -1)
+    >>> number_problems("latency", -1)
     ['latency = -1; it must be a finite number >= 0']
     """
     if numeric(value):
@@ -61,7 +61,7 @@ def wrong(name: str, value: Any, least: float = 0.0, positive: bool = False) -> 
             number = math.inf
         if math.isfinite(number) and (number > 0.0 if positive else number >= least):
             return []
-    return [f"{name} = {shown(value)}; it must be a finite number {'> 0' if positive else f'>= {least:g}'}"]
+    return [f"{name} = {in_words(value)}; it must be a finite number {'> 0' if positive else f'>= {least:g}'}"]
 
 
 def shortened(problems: list[str]) -> list[str]:
@@ -78,7 +78,7 @@ class Constant:
     value: float
 
     def problems(self, name: str) -> list[str]:
-        return wrong(name, self.value)
+        return number_problems(name, self.value)
 
     def __call__(self, u: Draw) -> Draw:
         return self.value + 0.0 * u
@@ -96,7 +96,7 @@ class Uniform:
     high: float
 
     def problems(self, name: str) -> list[str]:
-        problems = wrong(f"{name}: low", self.low) + wrong(f"{name}: high", self.high)
+        problems = number_problems(f"{name}: low", self.low) + number_problems(f"{name}: high", self.high)
         if not problems and self.low > self.high:
             problems.append(f"{name}: low = {self.low} is above high = {self.high}; swap them")
         return problems
@@ -117,7 +117,9 @@ class LogNormal:
     sigma: float
 
     def problems(self, name: str) -> list[str]:
-        problems = wrong(f"{name}: median", self.median, positive=True) + wrong(f"{name}: sigma", self.sigma)
+        problems = number_problems(f"{name}: median", self.median, positive=True) + number_problems(
+            f"{name}: sigma", self.sigma
+        )
         if not problems and self.sigma > WIDEST:
             problems.append(f"{name}: sigma = {self.sigma}; a spread above {WIDEST:g} gives numbers too large to hold")
         return problems
@@ -140,7 +142,7 @@ class Exponential:
     mean: float
 
     def problems(self, name: str) -> list[str]:
-        return wrong(f"{name}: mean", self.mean, positive=True)
+        return number_problems(f"{name}: mean", self.mean, positive=True)
 
     def __call__(self, u: Draw) -> Draw:
         if isinstance(u, float):
@@ -161,7 +163,7 @@ class Trace:
     def problems(self, name: str) -> list[str]:
         values: Any = self.values  # as it comes from a file
         if not isinstance(values, tuple):
-            return [f"{name}: values = {shown(values)}; they must be a list of numbers"]
+            return [f"{name}: values = {in_words(values)}; they must be a list of numbers"]
         if not values:
             return [f"{name}: the trace is empty; it needs at least one value"]
         problems: list[str] = []
@@ -169,7 +171,7 @@ class Trace:
             if value is None:
                 problems.append(f"{name}: entry {index} of the trace is missing; leave it out or give a number >= 0")
             else:
-                problems += wrong(f"{name}: entry {index} of the trace", value)
+                problems += number_problems(f"{name}: entry {index} of the trace", value)
         return shortened(problems)
 
     def __call__(self, u: Draw) -> Draw:
@@ -208,7 +210,7 @@ def law(spec: Any, name: str = "law") -> Law:
         result = Constant(float(spec))
     else:
         raise ConfigError(
-            [f'{name} = {shown(spec)}; give a number, or a table such as {{law = "uniform", low = 1, high = 5}}']
+            [f'{name} = {in_words(spec)}; give a number, or a table such as {{law = "uniform", low = 1, high = 5}}']
         )
     problems = result.problems(name)
     if problems:

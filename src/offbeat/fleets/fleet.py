@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from offbeat.config.registry import lacking
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.fleets.clusters import Clusters
-from offbeat.fleets.distributions import NAMED, Array, Law, numeric, wrong
+from offbeat.fleets.distributions import NAMED, Array, Law, number_problems, numeric
 from offbeat.fleets.presence import Change, Presence
 from offbeat.fleets.steps import StepPlan
 from offbeat.keys import fold, key, uniform
@@ -46,12 +46,12 @@ class Fleet:
         for name in ("clients", "drop_out", "payload_bytes"):
             value: Any = getattr(self, name)
             if not numeric(value) and (name, value) != ("payload_bytes", None):
-                problems.append(f"fleet: {name} = {shown(value)}; it must be a number")
+                problems.append(f"fleet: {name} = {in_words(value)}; it must be a number")
         for name in ("step_seconds", "down_latency", "up_latency", "down_bandwidth", "up_bandwidth"):
             value = getattr(self, name)
             if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
                 problems.append(
-                    f"fleet: {name} = {shown(value)}; it must be a NumPy array of numbers, one for each client"
+                    f"fleet: {name} = {in_words(value)}; it must be a NumPy array of numbers, one for each client"
                 )
         parts = {"jitter": Law, "presence": Presence, "local_steps": StepPlan}
         for name, kind in parts.items():
@@ -59,10 +59,10 @@ class Fleet:
             lacks = lacking(kind, value)
             if value is not None and (lacks or not callable(value)):
                 also = f", which has {', '.join(lacks)}" if lacks and callable(value) else ""
-                problems.append(f"fleet: {name} = {shown(value)}; it must be a {kind.__name__} or None{also}")
+                problems.append(f"fleet: {name} = {in_words(value)}; it must be a {kind.__name__} or None{also}")
         value = self.clusters
         if value is not None and not isinstance(value, Clusters):
-            problems.append(f"fleet: clusters = {shown(value)}; it must be Clusters or None")
+            problems.append(f"fleet: clusters = {in_words(value)}; it must be Clusters or None")
         return problems
 
     def problems(self) -> list[str]:
@@ -81,7 +81,7 @@ class Fleet:
         if self.presence is not None:
             problems += self.presence.problems(self.clients)
         if self.payload_bytes is not None:
-            problems += wrong("payload_bytes", self.payload_bytes)
+            problems += number_problems("payload_bytes", self.payload_bytes)
         if self.local_steps is not None:
             problems += self.local_steps.problems(self.clients)
         if self.clusters is not None:
@@ -104,11 +104,11 @@ class Fleet:
     def durations(self, seed: int, down_bytes: float, up_bytes: float | Array, looks: Array | None = None) -> Durations:
         """What the clock asks, for transfers of so many bytes (up: perhaps each client its own); a job takes the time
         of `looks` steps more, where clients look through their data besides."""
-        problems = wrong("down_bytes", down_bytes) + wrong("up_bytes", float(np.max(up_bytes)))
+        problems = number_problems("down_bytes", down_bytes) + number_problems("up_bytes", float(np.max(up_bytes)))
         if problems:
             raise ConfigError(problems)
-        made = SteadyDurations if self.jitter is None else DrawnDurations
-        return made(self, seed, down_bytes, up_bytes, looks)
+        kind = SteadyDurations if self.jitter is None else DrawnDurations
+        return kind(self, seed, down_bytes, up_bytes, looks)
 
 
 def clustered(fleet: Fleet, clusters: Clusters) -> Fleet:

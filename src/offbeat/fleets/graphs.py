@@ -15,7 +15,7 @@ import numpy as np
 
 from offbeat.config import registry
 from offbeat.config.options import fits, option_problems
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.fleets.distributions import Array, shortened
 from offbeat.fleets.steps import refuse
 from offbeat.keys import key, unsigned
@@ -162,7 +162,7 @@ def graphs_of(spec: Any, nodes: int, seed: int = 0) -> list[nx.Graph]:
         raise ConfigError([f"{where}: {sentence.removeprefix(f'{where} ')}" for sentence in error.problems]) from None
     each = [made] if isinstance(made, nx.Graph) else list(made) if isinstance(made, list | tuple) else []
     if not each or not all(isinstance(graph, nx.Graph) and set(graph) == set(range(nodes)) for graph in each):
-        given = ", ".join(map(str, each)) or shown(made)
+        given = ", ".join(map(str, each)) or in_words(made)
         refuse([f"{where} gives {given}; it must give networkx graphs of the nodes 0 to {nodes - 1}, one or more"])
     return each
 

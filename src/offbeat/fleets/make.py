@@ -13,7 +13,7 @@ import numpy as np
 from offbeat.config import registry
 from offbeat.config.options import LARGEST, fits, option_problems
 from offbeat.config.room import too_large
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.fleets import measured, phones, recorded, synthetic
 from offbeat.fleets.clusters import ClusterSpec, clusters_of
 from offbeat.fleets.fleet import Fleet, clustered
@@ -99,7 +99,7 @@ def build(name: str, clients: int = 100, seed: int = 0, **given: Any) -> Fleet:
         problems.append(f"fleet '{name}': clients = {clients}; a fleet needs at least 1")
     elif fits(clients, int):
         problems += too_large(
-            f"fleet '{name}' of {shown(clients)} clients", BYTES * float(clients), "take fewer clients"
+            f"fleet '{name}' of {in_words(clients)} clients", BYTES * float(clients), "take fewer clients"
         )
     if problems and not (fits(clients, int) and 1 <= clients <= LARGEST):
         clients = 1

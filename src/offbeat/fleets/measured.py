@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.fleets.clusters import MBIT
-from offbeat.fleets.distributions import Array, LawSpec, draws, read, wrong
+from offbeat.fleets.distributions import Array, LawSpec, draws, number_problems, read
 from offbeat.fleets.fleet import Fleet, improbable
 from offbeat.fleets.presence import EachOnOff, OnOff
 
@@ -114,7 +114,7 @@ def list_problems(lists: dict[str, Any]) -> list[str]:
         problems.append(f"lists of unequal lengths ({said}); give one number for each device")
     for name, values in lists.items():
         bad = [s for place, value in enumerate(values or ())
-               for s in wrong(f"{name}, device {place}", value, positive=name != "latency")]  # fmt: skip
+               for s in number_problems(f"{name}, device {place}", value, positive=name != "latency")]  # fmt: skip
         problems += bad[:3] + ([f"{name}: {len(bad) - 3} more entries of the kind"] if len(bad) > 3 else [])
     return problems
 
@@ -203,7 +203,7 @@ def figure(text: str, column: Column, factor: float) -> tuple[float, str]:
     try:
         value = float(text)
     except ValueError:
-        return 1.0, f"{shown(text)} is no number; write it with a point and without a unit"
+        return 1.0, f"{in_words(text)} is no number; write it with a point and without a unit"
     if not math.isfinite(value) or value < 0 or (column.positive and value == 0):
         return 1.0, f"{text}; it must be a finite number {'above 0' if column.positive else 'from 0'}"
     if value * factor > column.largest:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from offbeat.errors import ConfigError, unknown
-from offbeat.fleets.distributions import Array, LawSpec, Trace, drawn, draws, read, shortened, wrong
+from offbeat.fleets.distributions import Array, LawSpec, Trace, drawn, draws, number_problems, read, shortened
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.presence import Change, Recorded
 
@@ -72,7 +72,7 @@ def number(entry: str, record: Mapping[str, Any], field: str, problems: list[str
         with contextlib.suppress(ValueError, IndexError):
             value = float(value.split()[0])
     faults = [f"{entry}: field '{field}' is missing"] if value is None else []
-    faults = faults or wrong(f"{entry}: field '{field}'", value, positive=positive)
+    faults = faults or number_problems(f"{entry}: field '{field}'", value, positive=positive)
     problems += faults
     return 1.0 if faults or value is None else float(value)
 
@@ -103,7 +103,7 @@ def links(min_kbps: float) -> tuple[Trace, str]:
             problems.append(f"{entry}: field 'tcp_kbps' is missing or empty; it is a list of kbit/s")
             continue
         for index, value in enumerate(measured):
-            problems += wrong(f"{entry}: field 'tcp_kbps'[{index}]", value, positive=True)
+            problems += number_problems(f"{entry}: field 'tcp_kbps'[{index}]", value, positive=True)
         if not problems:
             speeds.append(float(np.mean(measured)))
     refuse(problems)
@@ -135,7 +135,11 @@ def days(entry: str, ready: Any, period: float, problems: list[str]) -> tuple[Ch
     changes: list[Change] = []
     last = 0.0
     for index, interval in enumerate(ready):
-        if not isinstance(interval, list) or len(interval) != 2 or any(wrong("", bound) for bound in interval):
+        if (
+            not isinstance(interval, list)
+            or len(interval) != 2
+            or any(number_problems("", bound) for bound in interval)
+        ):
             problems.append(f"{entry}: field 'ready'[{index}] = {interval!r}; it must be [start, end], seconds >= 0")
         elif not last <= interval[0] <= interval[1] <= period:
             problems.append(
@@ -168,7 +172,7 @@ def phones(
     Assumed: the recorded latency (ms) is that of one training step of that model, and `step_scale` turns it into
     a step of yours; the TCP speed (kbit/s) serves both ways; its round trips are part of it, so latency is 0.
     """
-    problems = wrong("step_scale", step_scale, positive=True) + wrong("min_kbps", min_kbps)
+    problems = number_problems("step_scale", step_scale, positive=True) + number_problems("min_kbps", min_kbps)
     law = None if jitter is None else read(jitter, "jitter", problems)
     refuse(problems)
     (steps, step_note), (speeds, link_note) = step_times(column), links(min_kbps)
@@ -205,7 +209,7 @@ def phones_flash(
     user, drawn once from the user's normal distribution, cut off below 1 kbit/s. Assumed: the file's "kb/s" are
     kbit/s, as FLHetBench's corrected times have it (FLASH's own code divides kilobytes by them).
     """
-    problems = wrong("step_seconds", step_seconds)
+    problems = number_problems("step_seconds", step_seconds)
     if score not in BENCHMARKS:
         problems.append(unknown("score", score, BENCHMARKS))
     law = None if jitter is None else read(jitter, "jitter", problems)

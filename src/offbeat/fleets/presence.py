@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.fleets.distributions import Exponential, shortened, wrong
+from offbeat.fleets.distributions import Exponential, number_problems, shortened
 from offbeat.keys import fold, key, uniform
 
 Change: TypeAlias = tuple[float, bool]
@@ -42,7 +42,7 @@ class Recorded:
     def problems(self, clients: int) -> list[str]:
         problems = []
         for user, (changes, period) in enumerate(zip(self.changes, self.periods, strict=False)):
-            problems += [f"presence of user {user}: {sentence}" for sentence in misfits(changes, period)]
+            problems += [f"presence of user {user}: {sentence}" for sentence in change_problems(changes, period)]
         if len(self.changes) != len(self.periods):
             problems.append(f"presence: {len(self.changes)} users but {len(self.periods)} periods")
         given = len(self.changes) if self.users is None else len(self.users)
@@ -64,7 +64,7 @@ class Recorded:
         return [there[user] for user in users], [until[user] for user in users]
 
 
-def misfits(changes: Sequence[Change], period: float | None) -> list[str]:
+def change_problems(changes: Sequence[Change], period: float | None) -> list[str]:
     """What is impossible about one user's record."""
     if not changes:
         return ["no changes; give at least (0, True) or (0, False)"]
@@ -109,7 +109,9 @@ class OnOff:
     seed: int
 
     def problems(self, clients: int) -> list[str]:
-        return wrong("mean_on", self.mean_on, positive=True) + wrong("mean_off", self.mean_off, positive=True)
+        return number_problems("mean_on", self.mean_on, positive=True) + number_problems(
+            "mean_off", self.mean_off, positive=True
+        )
 
     def __call__(self, client: int) -> Iterator[Change]:
         root = key(self.seed, "presence", client)

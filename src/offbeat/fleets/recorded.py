@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.fleets.distributions import draws, law
 from offbeat.fleets.fleet import Fleet
 from offbeat.fleets.presence import Recorded
@@ -82,5 +82,7 @@ def read(file: str) -> dict[str, Any]:
             [f"fleet 'recorded': there is no {file}; `offbeat fleet from-run RUN --out {file}` makes one"]
         ) from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError([f"fleet 'recorded': {file} is none of `offbeat fleet from-run` ({shown(error)})"]) from None
+        raise ConfigError(
+            [f"fleet 'recorded': {file} is none of `offbeat fleet from-run` ({in_words(error)})"]
+        ) from None
     return table  # type: ignore[no-any-return]

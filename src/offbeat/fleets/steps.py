@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from offbeat.config.options import STEPS, fits, option_problems
 from offbeat.errors import ConfigError, unknown
-from offbeat.fleets.distributions import NAMED, Array, wrong
+from offbeat.fleets.distributions import NAMED, Array, number_problems
 from offbeat.keys import fold, key, uniform
 
 Mode = Literal["fixed", "random"]
@@ -80,7 +80,7 @@ def constant(value: int) -> Callable[[Array], Array]:
 
 def gaussian(mean: float, variance: float) -> Callable[[Array], Array]:
     """Normal with this mean and variance, rounded; what falls below 1 is 1 (the FedaGrac paper's law)."""
-    problems = few("mean", mean) + wrong("local_steps: variance", variance)
+    problems = few("mean", mean) + number_problems("local_steps: variance", variance)
     refuse(problems or few("the root of variance", 1.0 + math.sqrt(variance)))
     return lambda u: mean + math.sqrt(variance) * ndtri(u)
 
@@ -111,7 +111,7 @@ def extreme(step_seconds: Array, seed: int, slow: int, fast: int, client: int | 
 
 def deadline(step_seconds: Array, seed: int, seconds: float) -> Array:
     """As many whole steps as a client computes within `seconds`: proportional to its speed."""
-    refuse(wrong("local_steps: seconds", seconds, positive=True))
+    refuse(number_problems("local_steps: seconds", seconds, positive=True))
     with np.errstate(divide="ignore"):
         steps = np.floor(seconds / step_seconds + 1e-9)
     for bad, reason in ((np.isinf(steps), "takes no time at all for a step, so no deadline bounds its steps"),

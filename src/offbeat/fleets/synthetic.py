@@ -24,9 +24,9 @@ from offbeat.fleets.distributions import (
     Uniform,
     drawn,
     draws,
+    number_problems,
     numeric,
     read,
-    wrong,
 )
 from offbeat.fleets.fleet import Fleet, clustered, improbable
 from offbeat.fleets.presence import OnOff
@@ -80,7 +80,7 @@ def readings(laws: Mapping[str, Any], faults: list[str]) -> dict[str, Law]:
     """The laws that are given; `faults` takes what is wrong with them."""
     for option, spec in laws.items():
         if option.endswith("mbit") and numeric(spec) and spec == 0:
-            faults += wrong(option, spec, positive=True)
+            faults += number_problems(option, spec, positive=True)
     return {option: read(spec, option, faults) for option, spec in laws.items() if spec is not None}
 
 
@@ -96,7 +96,7 @@ def uniform(
     drop_out: float = 0.0,
 ) -> Fleet:
     """Step times uniform between `step_seconds` and `slowest` times that."""
-    problems = wrong("step_seconds", step_seconds) + wrong("slowest", slowest, least=1.0)
+    problems = number_problems("step_seconds", step_seconds) + number_problems("slowest", slowest, least=1.0)
     steps = Uniform(step_seconds, step_seconds * slowest) if not problems else 0.0
     laws = {"step_seconds": steps, "latency": latency, "mbit": mbit, "jitter": jitter}
     return compose("uniform", clients, seed, laws, problems, drop_out)
@@ -161,7 +161,7 @@ def straggling(
     drop_out: float = 0.0,
 ) -> Fleet:
     """A `share` of the clients, drawn without regard to anything else, is `factor` times slower than the others."""
-    problems = wrong("share", share) + wrong("factor", factor, positive=True)
+    problems = number_problems("share", share) + number_problems("factor", factor, positive=True)
     if share > 1:
         problems.append(f"share = {share}; it is a part of the fleet, between 0 and 1")
     laws = {"step_seconds": LogNormal(step_seconds, sigma), "latency": latency, "mbit": mbit}
@@ -187,7 +187,7 @@ def custom(
     payload_bytes: float | None = None,
 ) -> Fleet:
     """Any law for each quantity; with `mean_on` and `mean_off` (s) clients come and go, for exponential times."""
-    problems = [] if payload_bytes is None else wrong("payload_bytes", payload_bytes)
+    problems = [] if payload_bytes is None else number_problems("payload_bytes", payload_bytes)
     away = None
     if mean_on is not None and mean_off is not None:
         away = OnOff(mean_on, mean_off, seed)
@@ -236,7 +236,7 @@ def hlsgd(
 
     Downloads take no time there. The paper gives times, not bytes per second, so all of them stand as latencies."""
     given = {"step_hours": step_hours, "d2d_hours": d2d_hours, "d2s_hours": d2s_hours}
-    problems = [sentence for name, hours in given.items() for sentence in wrong(name, hours)]
+    problems = [sentence for name, hours in given.items() for sentence in number_problems(name, hours)]
     table = dict(clusters) if isinstance(clusters, Mapping) else {"count": clusters}
     latency = 0.0 if problems else d2d_hours * HOUR / 2
     try:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offbeat.config.options import fits
 from offbeat.engines.server import Server
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.laws.worlds import COMMITS, TOLERANCE, Alone, Passed, Trial, distance, generators, network, same_bits
 from offbeat.method import Conductor, Job, Policy, Rule, State, StepRate
 from offbeat.records import Begun, Command, Commit, Row
@@ -30,18 +30,20 @@ def names(trial: Trial) -> str | None:
     local = rule.local
     state: Any = rule.init(MODEL.clone())
     if not isinstance(state, dict):
-        return f"`init` gives {shown(state)}; it must give a dictionary of vectors, with 'model' among them"
+        return f"`init` gives {in_words(state)}; it must give a dictionary of vectors, with 'model' among them"
     if lost := {"model", *rule.broadcasts} - state.keys():
         return f"`init` gives {listed(state)}; {listed(lost)}, which is broadcast, is not among them"
     for name, rate in local.rates.items():
         value = rate.at(0, 0, 1) if isinstance(rate, StepRate) else rate(0) if callable(rate) else None
         if not fits(value, float):
-            return f"the rate '{name}' is {shown(rate)}; it must be a function of the version that gives a number"
+            return f"the rate '{name}' is {in_words(rate)}; it must be a function of the version that gives a number"
     given, job = handed(rule)
     try:
         carry = local.begin(given, job)
         if not isinstance(carry, tuple) or getattr(carry[0], "shape", None) != MODEL.shape:
-            return f"`begin` gives {shown(carry)}; it must give a tuple of vectors, of which the first is the iterate"
+            return (
+                f"`begin` gives {in_words(carry)}; it must give a tuple of vectors, of which the first is the iterate"
+            )
         moved = local.step(carry, torch.ones_like(MODEL), job)
         update: Any = local.finish(given, moved, job._replace(step=torch.tensor(1)))
     except KeyError as error:
@@ -49,7 +51,7 @@ def names(trial: Trial) -> str | None:
     if type(moved) is not type(carry) or len(moved) != len(carry):
         return f"`begin` gives a {type(carry).__name__} and `step` a {type(moved).__name__}; they must be of one kind"
     if not isinstance(update, dict):
-        return f"`finish` gives {shown(update)}; it must give a dictionary of vectors"
+        return f"`finish` gives {in_words(update)}; it must give a dictionary of vectors"
     wanted = {*local.sends, *local.numbers, *local.remembers}
     if lost := wanted - update.keys():
         return f"`finish` gives {listed(update)}; {listed(lost)}, which it should send or remember, is not among them"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from offbeat.errors import OffbeatError, shown
+from offbeat.errors import OffbeatError, in_words
 from offbeat.experiments.assemble import Built, build
 from offbeat.experiments.experiment import Experiment
 from offbeat.keys import generator
@@ -171,7 +171,7 @@ class HeardConductor:
                 wrong = wrong or command_problem(now, command, self.clients, self.newest)
                 self.newest += isinstance(command, Commit)
             if wrong is not None:
-                raise OffbeatError(f"at {now:g} s `{name}` answers {shown(answer)}; {wrong}")
+                raise OffbeatError(f"at {now:g} s `{name}` answers {in_words(answer)}; {wrong}")
             return answer  # type: ignore[no-any-return]
 
         return heard

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from offbeat.engines.engine import pick_device
+from offbeat.engines.newest import Newest
 from offbeat.engines.server import Server
 from offbeat.engines.settings import Settings, cores
-from offbeat.engines.shown import Shown
 from offbeat.experiments.assemble import Built
 from offbeat.tasks.looks import Looks
 
 
-class LiveEngine(Shown):
+class LiveEngine(Newest):
     """What a run's loop asks of whoever makes the commits."""
 
     def __init__(self, built: Built) -> None:

@@ -281,14 +281,14 @@ def decode(frame: bytes | memoryview) -> Any:
         fields = json.loads(head, parse_constant=refuse)
     except (ValueError, RecursionError):
         raise WireError(f"the head of a {kind.__name__} is no JSON") from None
-    return made(kind, fields, data)
+    return message_of(kind, fields, data)
 
 
 def refuse(name: str) -> Any:
     raise ValueError(name)
 
 
-def made(kind: Any, fields: Any, data: bytes | memoryview) -> Any:
+def message_of(kind: Any, fields: Any, data: bytes | memoryview) -> Any:
     hints = HINTS[kind]
     wanted = hints.keys() - {"data"} if kind is Chunk else hints.keys()
     if not isinstance(fields, dict) or fields.keys() != wanted:

@@ -51,7 +51,7 @@ def fedagrac(
 
     def begin(given: State, job: Job) -> Path:
         x = given["model"]  # 3-4
-        return Path(x, job.rates["calibration"] * (given["nu"] - refs.kept(given)), x, torch.zeros_like(job.lr))  # 5
+        return Path(x, job.rates["calibration"] * (given["nu"] - refs.nu_i(given)), x, torch.zeros_like(job.lr))  # 5
 
     def step(path: Path, g: Tensor, job: Job) -> Path:
         y = descend(path.y, job.lr, g, path.c)  # 9
@@ -73,8 +73,8 @@ def fedagrac(
         return {"delta": p, "first": p * fast, "mean": p * ~fast}
 
     def apply(w: State, sums: Update, cohort: Cohort) -> State:
-        told = refs.told(reference, sums["first"] + sums["mean"], share.of(cohort), cohort.steps)  # 23
-        return {"model": w["model"] - sums["delta"], **told}  # 20
+        beside = refs.beside_model(reference, sums["first"] + sums["mean"], share.of(cohort), cohort.steps)  # 23
+        return {"model": w["model"] - sums["delta"], **beside}  # 20
 
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
         """With sampled clients the server keeps what each one sent last."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.method import Cohort, Job, Local, Method, State, Update
 
 BatchNorm: TypeAlias = Literal["batch", "local", "averaged"]
@@ -30,10 +30,10 @@ RUNNING = ("running_mean", "running_var")
 OWN = "own statistics"
 
 
-def refused(module: nn.Module, rule: str | None) -> list[str]:
+def norm_problems(module: nn.Module, rule: str | None) -> list[str]:
     """Why the normalisations of a module cannot be trained by this rule, in sentences."""
     if rule is not None and rule not in get_args(BatchNorm):
-        return [f"batch_norm = {shown(rule)}; it is one of {', '.join(map(repr, get_args(BatchNorm)))}, or none"]
+        return [f"batch_norm = {in_words(rule)}; it is one of {', '.join(map(repr, get_args(BatchNorm)))}, or none"]
     problems = []
     for name, part in tracking(module):
         where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__

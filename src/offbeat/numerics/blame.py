@@ -40,7 +40,7 @@ def failing(rows: Iterable[int], attempt: Attempt, error: Exception) -> int | No
     return None
 
 
-def told(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What an error says, its first line; of one that PyTorch tells in its own terms, what to do."""
     if isinstance(error, CheckpointError):
         return UNCHECKPOINTED
@@ -79,4 +79,4 @@ def blamed(where: str, data: str, rows: Iterable[int], attempt: Attempt, error: 
     """The error for a batch on which the model or the loss fails."""
     row = failing(rows, attempt, error)
     which = "" if row is None else f" It is sample {row} of {data}."
-    return OffbeatError(f"{where}: the model or the loss fails with {told(error)}.{which}")
+    return OffbeatError(f"{where}: the model or the loss fails with {first_line(error)}.{which}")

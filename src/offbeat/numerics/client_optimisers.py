@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offbeat.config.options import fits
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 
 Slots: TypeAlias = dict[str, Tensor]
 Keep: TypeAlias = Literal["reset", "kept"]  # what becomes of the slots at the end of a job
@@ -98,7 +98,7 @@ def client_options(given: Mapping[str, Any] | None) -> Options:
     problems = [unknown("client option", key, known) for key in options if key not in known]
     state = options.pop("state", "reset")
     if state not in get_args(Keep):
-        problems.append(f"state = {shown(state)}; it is one of {', '.join(map(repr, get_args(Keep)))}")
+        problems.append(f"state = {in_words(state)}; it is one of {', '.join(map(repr, get_args(Keep)))}")
     nesterov = options.get("nesterov", False)
     if not isinstance(nesterov, bool):
         problems.append(f"nesterov = {nesterov!r}; it must be true or false")

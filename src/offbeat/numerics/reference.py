@@ -35,7 +35,7 @@ def require(reference: str, whole: bool) -> None:
         raise ConfigError(["equation (4) needs all clients in every round, and no saving; or take reference = 'mean'"])
 
 
-def kept(given: State) -> Tensor:
+def nu_i(given: State) -> Tensor:
     """nu_i, of the round before."""
     if "steps_i" not in given:
         return given["nu_i"]
@@ -50,7 +50,7 @@ def own(reference: str, mean: Tensor, first: Tensor, steps: Tensor) -> Update:
     return {"nu_i": mean, "first_i": first, "steps_i": torch.zeros_like(mean) + steps}
 
 
-def told(reference: str, nu: Tensor, share: Tensor, steps: Tensor) -> State:
+def beside_model(reference: str, nu: Tensor, share: Tensor, steps: Tensor) -> State:
     """What the server tells beside its model."""
     if reference == "mean":
         return {"nu": nu}

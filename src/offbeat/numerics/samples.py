@@ -111,10 +111,10 @@ class Samples:
 
     def batch_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Samples and targets of rows of any shape; whole rows are copied at once."""
-        return taken(self.x, rows), taken(self.y, rows)
+        return gathered(self.x, rows), gathered(self.y, rows)
 
 
-def taken(values: Tensor | Windows, rows: Tensor) -> Tensor:
+def gathered(values: Tensor | Windows, rows: Tensor) -> Tensor:
     if isinstance(values, Windows):
         return values[rows]
     return values.index_select(0, rows.flatten()).reshape(*rows.shape, *values.shape[1:])

@@ -43,10 +43,10 @@ def lazy(p: Tensor) -> bool:
     return bool(parameter.is_lazy(p))
 
 
-def refusals(module: nn.Module, rule: str | None = None) -> list[str]:
+def module_problems(module: nn.Module, rule: str | None = None) -> list[str]:
     """Why a module cannot be trained here, its batch normalisations by this rule, in sentences; empty when it can. What
     shows only when it computes is found by `numerics/trial.py`."""
-    problems = batch_norm.refused(module, rule)
+    problems = batch_norm.norm_problems(module, rule)
     for name, p in module.named_parameters():
         if lazy(p):
             problems.append(f"parameter '{name}' has no shape yet: call the model once on some inputs before")
@@ -186,7 +186,7 @@ class FlatModel:
         self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False,
         forms: Forms = Forms(), rule: str | None = None,
     ) -> None:  # fmt: skip
-        problems = refusals(module, rule)
+        problems = module_problems(module, rule)
         if problems:
             raise ConfigError(problems)
         self.module = of_type(copied(module, rule), dtype)

@@ -20,7 +20,7 @@ import torch
 
 from offbeat.config import registry
 from offbeat.engines.settings import repeatable_kernels
-from offbeat.errors import ConfigError, Diverging, Interrupted, shown
+from offbeat.errors import ConfigError, Diverging, Interrupted, in_words
 from offbeat.runs.account import Account
 from offbeat.runs.target import Figure
 
@@ -218,7 +218,7 @@ class EarlyStopping(Callback):
 
     def __init__(self, metric: str | None = None, patience: int = 10, least: float = 0.0) -> None:
         if not patience >= 1:
-            raise ConfigError([f"early-stopping: patience = {shown(patience)}; it must be 1 evaluation or more"])
+            raise ConfigError([f"early-stopping: patience = {in_words(patience)}; it must be 1 evaluation or more"])
         self.metric, self.patience, self.least = metric, patience, least
         self.best: float | None = None
         self.waited = 0
@@ -283,7 +283,7 @@ class TimeLimit(Callback):
 
     def __init__(self, minutes: float) -> None:
         if not minutes > 0:
-            raise ConfigError([f"time-limit: minutes = {shown(minutes)}; it must be a positive number"])
+            raise ConfigError([f"time-limit: minutes = {in_words(minutes)}; it must be a positive number"])
         self.minutes = minutes
         self.start = 0.0
 

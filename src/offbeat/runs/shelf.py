@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.config import toml
-from offbeat.errors import ConfigError, OffbeatError, shown, unknown
+from offbeat.errors import ConfigError, OffbeatError, in_words, unknown
 from offbeat.runs.folder import clear, refuse_links
 from offbeat.runs.lock import LOCK, Lock
 from offbeat.runs.manifest import NAME, Manifest, read_manifest
@@ -184,7 +184,7 @@ def condition(text: str) -> tuple[str, Any]:
     wanted = toml.parse_value(given)
     ordered = sign in (">", "<", ">=", "<=")
     if ordered and (isinstance(wanted, bool) or not isinstance(wanted, int | float)):
-        raise ConfigError([f"--where {text}: {shown(wanted)} is no number, which {sign} needs"])
+        raise ConfigError([f"--where {text}: {in_words(wanted)} is no number, which {sign} needs"])
 
     def test(value: Any) -> bool:
         if sign in ("=", "!="):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from offbeat.config.options import fits
-from offbeat.errors import shown, unknown
+from offbeat.errors import in_words, unknown
 
 LIMITS = (
     "accuracy", "accuracy_smoothed", "loss", "virtual_seconds", "commits", "samples", "bytes_up", "bytes_down",
@@ -51,13 +51,13 @@ def limit_problems(until: Mapping[str, Any], figures: Mapping[str, Figure] | Non
             continue
         free = name == "loss" or name not in LIMITS
         if not fits(value, float) or math.isinf(value):
-            problems.append(f"until.{name} = {shown(value)}; it must be a {'' if free else 'positive '}number")
+            problems.append(f"until.{name} = {in_words(value)}; it must be a {'' if free else 'positive '}number")
         elif name not in LIMITS and figure is not None and figure.more_is_better is None:
             problems.append(f"until.{name}: {SILENT.format(plain_name(name))}")
         elif name not in LIMITS and figure is not None and figure.share and not 0 <= value <= 1:
-            problems.append(f"until.{name} = {shown(value)}; it is a share between 0 and 1")
+            problems.append(f"until.{name} = {in_words(value)}; it is a share between 0 and 1")
         elif not free and value <= 0:
-            problems.append(f"until.{name} = {shown(value)}; it must be a positive number")
+            problems.append(f"until.{name} = {in_words(value)}; it must be a positive number")
         elif name.startswith("accuracy") and value > 1:
             problems.append(f"until.{name} = {value}; accuracy is a share between 0 and 1, so write 0.9 for 90 %")
         elif name in ("commits", "samples") and value != int(value):
@@ -71,10 +71,10 @@ def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
     """What is wrong with targets: a list of accuracies, or a table with a list for each metric."""
     if isinstance(targets, list | tuple):
         wrong = [each for each in targets if not fits(each, float) or not 0 < each <= 1]
-        return [f"targets: {shown(each)} is not an accuracy between 0 and 1" for each in wrong]
+        return [f"targets: {in_words(each)} is not an accuracy between 0 and 1" for each in wrong]
     if not isinstance(targets, Mapping):
         given = "it must be a list of accuracies, such as [0.8, 0.9], or a table such as {mae = [0.1]}"
-        return [f"targets = {shown(targets)}; {given}"]
+        return [f"targets = {in_words(targets)}; {given}"]
     problems = []
     for name, values in targets.items():
         if name not in figures:
@@ -82,7 +82,7 @@ def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
         elif figures[name].more_is_better is None:
             problems.append(f"targets.{name}: {SILENT.format(name)}")
         elif not isinstance(values, list | tuple) or not all(fits(each, float) for each in values):
-            problems.append(f"targets.{name} = {shown(values)}; it must be a list of numbers")
+            problems.append(f"targets.{name} = {in_words(values)}; it must be a list of numbers")
     return problems
 
 

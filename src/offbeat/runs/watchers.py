@@ -7,7 +7,7 @@ from typing import Any
 
 from offbeat.config import registry
 from offbeat.config.options import option_problems
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.runs.callbacks import Callback, EarlyStopping, KeepBest, TimeLimit
 from offbeat.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
 
@@ -21,7 +21,7 @@ CALLBACKS: dict[str, Callable[..., Callback]] = {
 }
 
 
-def made(asked: Sequence[Any]) -> list[Callback]:
+def callbacks_of(asked: Sequence[Any]) -> list[Callback]:
     """Callbacks from names, tables with a name and options, and objects."""
     callbacks: list[Callback] = []
     problems: list[str] = []
@@ -31,7 +31,9 @@ def made(asked: Sequence[Any]) -> list[Callback]:
             continue
         table = {"name": given} if isinstance(given, str) else given
         if not isinstance(table, Mapping) or "name" not in table:
-            problems.append(f"callbacks has {shown(given)}; give a name (`offbeat list callbacks`) or a table with one")
+            problems.append(
+                f"callbacks has {in_words(given)}; give a name (`offbeat list callbacks`) or a table with one"
+            )
             continue
         name, options = str(table["name"]), {key: value for key, value in table.items() if key != "name"}
         try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from offbeat import keys
 from offbeat.config import registry
 from offbeat.config.options import extends, option_problems
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.method import Carry, Job, Method, Stage, State, Update, passed
 from offbeat.stages.chain import Chain
 from offbeat.stages.floats import bfloat16, float16
@@ -75,7 +75,7 @@ def chain(given: Any) -> Stage | None:
         return given  # type: ignore[no-any-return]
     options = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
     if "name" not in options:
-        raise ConfigError([f"stages = {shown(given)}; {FORM}"])
+        raise ConfigError([f"stages = {in_words(given)}; {FORM}"])
     name = options.pop("name")
     if not isinstance(name, str):
         raise ConfigError([unknown("stage", str(name), STAGES)])

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from offbeat.config import toml
-from offbeat.errors import BadNumbers, ConfigError, OffbeatError, shown
+from offbeat.errors import BadNumbers, ConfigError, OffbeatError, in_words
 from offbeat.experiments.assemble import build
 from offbeat.experiments.experiment import Experiment
 from offbeat.experiments.running import resume, run
@@ -131,10 +131,10 @@ def seed_list(seeds: Sequence[int] | int) -> list[int]:
     every = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not every:
         raise ConfigError(
-            [f"seeds = {shown(seeds)} is no seed at all; give some, such as (0, 1, 2), or a number of them"]
+            [f"seeds = {in_words(seeds)} is no seed at all; give some, such as (0, 1, 2), or a number of them"]
         )
     if twice := sorted({seed for seed in every if every.count(seed) > 1}):
-        said = f"seeds = {shown(seeds)} has {', '.join(map(str, twice))} more than once"
+        said = f"seeds = {in_words(seeds)} has {', '.join(map(str, twice))} more than once"
         raise ConfigError([f"{said}; the same run again tells nothing new, so name each seed once"])
     return every
 

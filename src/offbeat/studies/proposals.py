@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.config import registry, toml
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.experiments.experiment import split_name
 from offbeat.studies.tuning_ledger import Entry
 
@@ -68,7 +68,7 @@ def space_of(method: Any, search: Space) -> dict[str, Between | Sequence[Any]]:
             raise ConfigError([f"{name} has no rate to tune; name options of it (--search)"])
         asked = {rate: Between(*WIDE[rate])}
     both = [key for key in asked if key in fixed]
-    problems = [f"{name}: {key} = {shown(fixed[key])} is set and cannot be searched as well" for key in both]
+    problems = [f"{name}: {key} = {in_words(fixed[key])} is set and cannot be searched as well" for key in both]
     for key, values in asked.items():
         if isinstance(values, Between) and not 0 < values.low < values.high < math.inf:
             problems.append(

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.config.options import fits
-from offbeat.errors import ConfigError, OffbeatError, shown, unknown
+from offbeat.errors import ConfigError, OffbeatError, in_words, unknown
 from offbeat.experiments.assemble import build
 from offbeat.experiments.experiment import Experiment, split_name
 from offbeat.numerics.evaluation import Figure
@@ -133,7 +133,7 @@ def conduct(
 def aim_of(experiment: Experiment, by: str | None, target: float | None, hold_out: float) -> Aim:
     """The aim, if the runs have such a metric and it has a better side."""
     if not fits(hold_out, float) or not 0 < hold_out < 1:
-        raise ConfigError([f"hold_out = {shown(hold_out)}; it is the share of every shard that judges, such as 0.2"])
+        raise ConfigError([f"hold_out = {in_words(hold_out)}; it is the share of every shard that judges, such as 0.2"])
     built = build(judging(experiment, hold_out, Aim()))
     figures: Mapping[str, Figure] = built.engine().figures
     name = by or ("accuracy" if built.task.has_accuracy else "loss")

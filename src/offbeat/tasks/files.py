@@ -76,7 +76,7 @@ def damaged(path: Path, reason: str) -> OffbeatError:
 def read(path: Path, most: int = LARGEST_FILE) -> bytes:
     """The bytes of a file, unpacked when its name ends in .gz. Not more than `most` of them are ever in memory."""
     with unpacked(path) as file:
-        content = taken(path, file, most + 1)
+        content = read_bytes(path, file, most + 1)
     if len(content) > most:
         raise OffbeatError(
             f"{path} holds more than {most:,} bytes, unpacked, and no more are read here. If it is what it should be, "
@@ -93,7 +93,7 @@ def unpacked(path: Path) -> IO[bytes]:
         raise damaged(path, f"it cannot be read ({error})") from error
 
 
-def taken(path: Path, file: IO[bytes], most: int) -> bytes:
+def read_bytes(path: Path, file: IO[bytes], most: int) -> bytes:
     """The next bytes of a file: `most`, or those that are left. They are taken in pieces, so that memory grows with
     what is there and not with what a header promises."""
     parts = []
@@ -118,10 +118,10 @@ def idx(path: Path, sides: tuple[int, ...]) -> Bytes:
     size is the number of samples, the others must be `sides`. Nothing is read beyond what the header promises."""
     magic = bytes([0, 0, 8, 1 + len(sides)])
     with unpacked(path) as file:
-        begin = taken(path, file, 4)
+        begin = read_bytes(path, file, 4)
         if begin != magic:
             raise damaged(path, f"it starts with {begin.hex() or 'nothing'}, not with {magic.hex()}")
-        header = taken(path, file, 4 * magic[3])
+        header = read_bytes(path, file, 4 * magic[3])
         if len(header) < 4 * magic[3]:
             raise damaged(path, "it ends inside its header")
         shape = tuple(int(size) for size in np.frombuffer(header, ">u4"))
@@ -131,7 +131,7 @@ def idx(path: Path, sides: tuple[int, ...]) -> Bytes:
         if shape[0] > SAMPLES:
             raise damaged(path, f"its header promises {shape[0]:,} samples; sets of this kind have {SAMPLES:,} at most")
         expected = math.prod(shape)
-        content = taken(path, file, expected + 1)
+        content = read_bytes(path, file, expected + 1)
     start = 4 + 4 * magic[3]
     if len(content) != expected:
         has = f"{start + len(content)}" if len(content) < expected else "more"

@@ -18,7 +18,7 @@ from torch import Tensor
 from offbeat import keys
 from offbeat.config import registry
 from offbeat.config.options import LARGEST
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure, Set
 from offbeat.numerics.metrics import as_metric
 from offbeat.numerics.outputs import has_rows, parts
@@ -215,7 +215,7 @@ def with_metrics(task: Task, asked: Sequence[Any]) -> Task:
         known = {"name", "as", "more_is_better"}
         if not isinstance(table, Mapping) or "name" not in table or set(table) - known:
             problems.append(
-                f"evaluate.metrics has {shown(given)}; give a name (`offbeat list metrics`), module:function, or a "
+                f"evaluate.metrics has {in_words(given)}; give a name (`offbeat list metrics`), module:function, or a "
                 "table with name, as (its column) and more_is_better"
             )
             continue
@@ -228,7 +228,7 @@ def with_metrics(task: Task, asked: Sequence[Any]) -> Task:
             continue
         more: Any = table.get("more_is_better", metric.more_is_better)
         if more is not None and not isinstance(more, bool):
-            problems.append(f"evaluate.metrics: more_is_better = {shown(more)}; it is true or false")
+            problems.append(f"evaluate.metrics: more_is_better = {in_words(more)}; it is true or false")
         elif column in metrics:
             problems.append(f"evaluate.metrics has two columns '{column}'; name one of them with as")
         metrics[column] = replace(metric, more_is_better=more)

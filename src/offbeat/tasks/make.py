@@ -12,7 +12,7 @@ from torch.nn import functional
 from offbeat.config import registry
 from offbeat.config.options import fits, option_problems
 from offbeat.config.room import too_large
-from offbeat.errors import ConfigError, shown
+from offbeat.errors import ConfigError, in_words
 from offbeat.numerics.batch_norm import BatchNorm
 from offbeat.numerics.forked import forked
 from offbeat.numerics.samples import Sampling
@@ -204,7 +204,7 @@ def quadratics(
 
 def model_problems(name: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, Any]) -> list[str]:
     """A model that this machine cannot hold, counted before a single weight is drawn."""
-    said = "".join(f", {key} = {shown(value)}" for key, value in options.items())
+    said = "".join(f", {key} = {in_words(value)}" for key, value in options.items())
     try:
         numbers = parameters(name, shape, outputs, options)
     except RuntimeError:  # more bytes than an address has
@@ -255,7 +255,7 @@ def named(kind: str, given: Named) -> tuple[str, dict[str, Any]]:
     options = {"name": given} if isinstance(given, str) else dict(given)
     if "name" not in options:
         known = ", ".join(registry.shipped(kind))
-        raise ConfigError([f"{kind} = {shown(given)} has no name; write {kind}.name = ... (known: {known})"])
+        raise ConfigError([f"{kind} = {in_words(given)} has no name; write {kind}.name = ... (known: {known})"])
     name = str(options.pop("name"))
     registry.find(kind, name)
     return name, options

@@ -28,13 +28,13 @@ IID, CLASSES, DIRICHLET, SINGLE_LABEL, SHARDS, NATURAL = range(6)  # purposes: t
 
 def iid(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indices]:
     """Random parts of all samples; sizes differ by at most one."""
-    rng = _checked(y, clients, seed, IID)
+    rng = _generator_of(y, clients, seed, IID)
     return _sorted(np.array_split(rng.permutation(len(y)), clients))
 
 
 def shared(y: Labels, clients: int, seed: int, owners: Owners = None) -> list[Indices]:
     """Every client reads from the whole data set: one shared memory (DLSGD, section 2.1)."""
-    _checked(y, clients, seed, IID)
+    _generator_of(y, clients, seed, IID)
     return [np.arange(len(y), dtype=np.int64)] * clients
 
 
@@ -49,7 +49,7 @@ def classes(
     "random" every client draws among all classes alike. All samples are used, but for those of a class that nobody
     holds.
     """
-    rng = _checked(y, clients, seed, CLASSES)
+    rng = _generator_of(y, clients, seed, CLASSES)
     members = _by_class(y, "classes")
     _at_least_one("per_client", per_client)
     if per_client > (known := len(members)):
@@ -89,7 +89,7 @@ def dirichlet(
 
     A client with fewer than `minimum` samples then gets random ones of the client that is the largest at that moment.
     """
-    rng = _checked(y, clients, seed, DIRICHLET)
+    rng = _generator_of(y, clients, seed, DIRICHLET)
     members = _by_class(y, "dirichlet")
     if not (_real(alpha) and 0 < alpha < math.inf):
         raise ConfigError([f"alpha is {alpha}; give a positive number (small: few classes per client, large: iid)."])
@@ -120,7 +120,7 @@ def single_label(y: Labels, clients: int, seed: int, owners: Owners = None, perc
     more where `percent` asks for more of a label than there is. (Generalised FedAvg, experiments: "percentage of
     heterogeneous data".)
     """
-    rng = _checked(y, clients, seed, SINGLE_LABEL)
+    rng = _generator_of(y, clients, seed, SINGLE_LABEL)
     if not (_real(percent) and 0 <= percent <= 100):
         raise ConfigError([f"percent is {percent}; give a number from 0 (iid) to 100 (one label per client)."])
     members = [rng.permutation(indices) for indices in _by_class(y, "single-label")]
@@ -143,7 +143,7 @@ def shards(
     y: Labels, clients: int, seed: int, owners: Owners = None, per_client: int = 2, order: Order = "rows"
 ) -> list[Indices]:
     """All samples, sorted by label, are cut into clients * per_client equal shards that are dealt at random."""
-    rng = _checked(y, clients, seed, SHARDS)
+    rng = _generator_of(y, clients, seed, SHARDS)
     _by_class(y, "shards")
     _at_least_one("per_client", per_client)
     pieces = clients * per_client
@@ -165,7 +165,7 @@ def natural(y: Labels, clients: int, seed: int, owners: Owners = None, fewer: Fe
     "first" are the first owners and "drawn" are random ones; the others stay unused. With "grouped" every owner is
     dealt at random to one client, whole; the numbers of owners differ by at most one.
     """
-    rng = _checked(y, clients, seed, NATURAL)
+    rng = _generator_of(y, clients, seed, NATURAL)
     if owners is None:
         raise ConfigError(
             ["split 'natural' needs data with an owner for each sample, such as 'har' or 'leaf'; take another split."]
@@ -211,7 +211,7 @@ def describe(shards: Sequence[Indices], y: Labels) -> dict[str, float]:
 
 
 # ---- checks -------------------------------------------------------------------------------------
-def _checked(y: Labels, clients: int, seed: int, purpose: int) -> np.random.Generator:
+def _generator_of(y: Labels, clients: int, seed: int, purpose: int) -> np.random.Generator:
     """The generator of a split, once the arguments that all splits have are right."""
     _at_least_one("clients", clients)
     if not _whole(seed) or seed < 0:

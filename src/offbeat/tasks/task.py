@@ -17,15 +17,15 @@ from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 
 from offbeat.config.options import LARGEST
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.numerics import trial, unseen
 from offbeat.numerics.batch_norm import BatchNorm, tracking
-from offbeat.numerics.blame import failing, told
+from offbeat.numerics.blame import failing, first_line
 from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Form, Forms, Tree, called, handing_over, packed, rows_of, scores_in
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, refusals
+from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_problems
 from offbeat.numerics.windows import Windows
 from offbeat.tasks.inputs import LENGTHS, Collate, named_leaves, of_clients, read, shapes
 from offbeat.tasks.losses import fitting, loss_problems, mixed_types, record_taken, unfit_label
@@ -99,19 +99,19 @@ class Task:
         problems = self.kind_problems()
         if problems:
             return problems
-        problems = part_problems(self.model) or self.materialised() or refusals(self.model, self.batch_norm)
+        problems = part_problems(self.model) or self.materialised() or module_problems(self.model, self.batch_norm)
         if isinstance(self.batch_size, Sequence) and len(self.batch_size) != self.clients:
             problems.append(
                 f"batch_size has {len(self.batch_size)} numbers for {self.clients} clients; give one for each"
             )
         if self.least_batch is not None and not 1 <= self.least_batch <= LARGEST:
             problems.append(
-                f"batch_size = {shown(self.batch_size)}; give at least 1 and at most {LARGEST:,}, or None for the "
+                f"batch_size = {in_words(self.batch_size)}; give at least 1 and at most {LARGEST:,}, or None for the "
                 "whole shard"
             )
         if self.sampling not in get_args(Sampling):
             known = ", ".join(f"'{name}'" for name in get_args(Sampling))
-            problems.append(f"sampling = {shown(self.sampling)}; it is one of {known}")
+            problems.append(f"sampling = {in_words(self.sampling)}; it is one of {known}")
         trainable = not problems
         for kind, data in (("training", self.data), ("test", self.test)):
             if kind == "test" and data is None:
@@ -184,7 +184,7 @@ class Task:
             except Exception as error:  # whatever a user's model or loss may raise
                 reason = reason or error
         assert reason is not None
-        said = f"a training step on the first client's batch fails: {told(reason)}"
+        said = f"a training step on the first client's batch fails: {first_line(reason)}"
         return [said + self.type_remedy(dtype) + self.sample_at_fault(dtype, reason)]
 
     def sample_at_fault(self, dtype: torch.dtype | None, error: Exception) -> str:
@@ -234,29 +234,29 @@ class Task:
         name: Any = self.name
         problems = []
         if not isinstance(model, nn.Module):
-            problems.append(f"model = {shown(model)}; it must be an nn.Module, such as nn.Linear(4, 3)")
+            problems.append(f"model = {in_words(model)}; it must be an nn.Module, such as nn.Linear(4, 3)")
         if not callable(loss):
-            problems.append(f"loss = {shown(loss)}; it must be a function of (outputs, targets)")
+            problems.append(f"loss = {in_words(loss)}; it must be a function of (outputs, targets)")
         elif isinstance(loss, type):
             problems.append(f"loss = {loss.__name__} is a class; give one of its objects: {loss.__name__}()")
         if not listed(shards):
             each = "; or leave it out, and give a list with a data set for each client" if shards is None else ""
-            problems.append(f"shards = {shown(shards)}; it must be a list with the row numbers of each client{each}")
+            problems.append(f"shards = {in_words(shards)}; it must be a list with the row numbers of each client{each}")
         elif not all(listed(shard) for shard in shards):
-            problems.append(f"shards = {shown(shards)}; each client's shard must be a list of row numbers")
+            problems.append(f"shards = {in_words(shards)}; each client's shard must be a list of row numbers")
         sizes = batch if listed(batch) else [batch]
         whole = all(isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in sizes)
         if batch is not None and not whole:
             problems.append(
-                f"batch_size = {shown(batch)}; it must be a whole number, or one for each client, or None: all of a "
+                f"batch_size = {in_words(batch)}; it must be a whole number, or one for each client, or None: all of a "
                 "shard"
             )
         if not isinstance(name, str):
-            problems.append(f"name = {shown(name)}; it must be a text")
+            problems.append(f"name = {in_words(name)}; it must be a text")
         for field_name in ("client_tests", "held_out", "unseen"):
             sets = getattr(self, field_name)
             if sets is not None and not (listed(sets) and all(listed(each) for each in sets)):
-                problems.append(f"{field_name} = {shown(sets)}; it must be a list with lists of row numbers")
+                problems.append(f"{field_name} = {in_words(sets)}; it must be a list with lists of row numbers")
         return problems + metric_problems(self.metrics)
 
     @property
@@ -555,17 +555,19 @@ def tried(model: nn.Module, x: Tree) -> Any:
 def metric_problems(metrics: Any) -> list[str]:
     """What is wrong with a table of metrics."""
     if not isinstance(metrics, Mapping):
-        return [f"metrics = {shown(metrics)}; it must be a table, such as {{'mae': 'mae', 'worst': my_function}}"]
+        return [f"metrics = {in_words(metrics)}; it must be a table, such as {{'mae': 'mae', 'worst': my_function}}"]
     problems = []
     for name, given in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
-            problems.append(f"metrics has the name {shown(name)}; a name has letters, digits, - and _")
+            problems.append(f"metrics has the name {in_words(name)}; a name has letters, digits, - and _")
         elif name in (*COLUMNS, "loss", "training_loss") or name.endswith("_smoothed"):
             problems.append(f"metrics: the name '{name}' is taken; choose another")
         elif isinstance(given, str) and given not in METRICS:
             problems.append(f"metrics: {name}: {unknown('metric', given, METRICS)}")
         elif not isinstance(given, str) and not callable(given):
-            problems.append(f"metrics: {name} = {shown(given)}; it must be a function of (outputs, targets), or a name")
+            problems.append(
+                f"metrics: {name} = {in_words(given)}; it must be a function of (outputs, targets), or a name"
+            )
     return problems
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from offbeat.config import registry
 from offbeat.config.options import fits
-from offbeat.errors import ConfigError, shown, unknown
+from offbeat.errors import ConfigError, in_words, unknown
 from offbeat.experiments import cluster_views
 from offbeat.experiments.assemble import Built, build
 from offbeat.experiments.experiment import Experiment, split_name
@@ -155,7 +155,7 @@ def attempt(name: str, bound: Bound, constants: Constants, plan: Plan) -> tuple[
             raise
         raise ConfigError([f"theorem '{name}' stopped with {registry.fault(error)}"]) from error
     if not isinstance(advice, Advice):
-        raise ConfigError([f"theorem '{name}' gives {shown(advice)}; it must give an Advice"])
+        raise ConfigError([f"theorem '{name}' gives {in_words(advice)}; it must give an Advice"])
     return advice, ()
 
 
@@ -197,7 +197,7 @@ def check_known(given: Mapping[str, Any]) -> None:
         good = isinstance(value, bool) if name == "quadratic" else fits(value, float) and 0 <= value < math.inf
         if not good:
             what = "true or false" if name == "quadratic" else "a finite number from 0"
-            problems.append(f"--known {name}={shown(value)}; it must be {what}")
+            problems.append(f"--known {name}={in_words(value)}; it must be {what}")
     if problems:
         raise ConfigError(problems)
 

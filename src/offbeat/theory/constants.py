@@ -116,7 +116,7 @@ def over(a: float, b: float) -> float:
     return a / b if b else math.inf if a else 0.0
 
 
-def taken(plan: Plan, chosen: Rates) -> Rates:
+def rates_of(plan: Plan, chosen: Rates) -> Rates:
     """The plan's rates; where it has none, the theorem's choice, if that is one."""
     client = chosen.client if plan.client_lr is None else plan.client_lr
     server = chosen.server if plan.server_lr is None else plan.server_lr

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from offbeat.errors import ConfigError
-from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, taken
+from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, rates_of
 
 MEAN = "mean of E |grad F(w_t)|^2 over t < T"
 
@@ -74,7 +74,7 @@ def homo_speedup(constants: Constants, plan: Plan) -> float:
 
 def theorem1(constants: Constants, plan: Plan) -> Advice:
     """DLSGD-homo, rates by `homo_rates` or the plan's own, held against (10)."""
-    rates = taken(plan, homo_rates(constants, plan))
+    rates = rates_of(plan, homo_rates(constants, plan))
     client, product = homo_limits(constants, plan)
     conditions = (
         Condition("(10)", "eta-bar <= 1 / (4 sqrt(3) L K)", rates.client, client),
@@ -147,7 +147,7 @@ def hetero_speedup(constants: Constants, plan: Plan) -> float:
 def theorem2(constants: Constants, plan: Plan) -> Advice:
     """DLSGD-hetero, rates by `hetero_rates` or the plan's own, held against (13); n <= N as (41) uses it."""
     known(constants, plan, "gap", "smoothness", "noise", "gradient", "mean_divergence")
-    rates = taken(plan, hetero_rates(constants, plan))
+    rates = rates_of(plan, hetero_rates(constants, plan))
     client, product, mixed = hetero_limits(constants, plan)
     text = "(2 sigma^2 + G^2 K) / (8 sigma^2 L K lambda + 4 L G^2 K^2 lambda^2)"
     conditions = (

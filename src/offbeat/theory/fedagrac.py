@@ -46,7 +46,7 @@ def known(constants: Constants, *names: str) -> tuple[float, ...]:
     return tuple(float(value) for value in values.values())
 
 
-def taken(constants: Constants, plan: Plan, weights: Sequence[float] | None) -> Steps:
+def steps_of(constants: Constants, plan: Plan, weights: Sequence[float] | None) -> Steps:
     """The steps of a plan (equal ones if it names none; equal weights if None), or every problem at once."""
     counts = plan.steps or (plan.local_steps,) * constants.clients
     omega = (1 / constants.clients,) * constants.clients if weights is None else tuple(weights)
@@ -130,7 +130,7 @@ def theorem1(
     that it falls with T as the theorem asks. B of Assumption 4 does not enter.
     """
     big, mu, sigma, *gap = known(constants, "smoothness", "convexity", "noise", *(["gap"] if distance is None else []))
-    steps = taken(constants, plan, weights)
+    steps = steps_of(constants, plan, weights)
     if at_optimum is None or len(at_optimum) != constants.clients or min(at_optimum) < 0:
         raise ConfigError([f"theorem 1 needs at_optimum, the F_i(x_*) >= 0 of all {constants.clients} clients"])
     most, start = max(steps.counts), 2 * gap[0] / mu if distance is None else distance
@@ -186,7 +186,7 @@ def theorem2(constants: Constants, plan: Plan, *, weights: Sequence[float] | Non
     given. No bound: the proof's p_1 and p_2 are only o(.), and its eta "sufficiently small".
     """
     _, big, _, squared = known(constants, "gap", "smoothness", "noise", "dissimilarity")
-    steps = taken(constants, plan, weights)
+    steps = steps_of(constants, plan, weights)
     lam = 1.0 if plan.calibration is None else plan.calibration
     cap = 1 / (2 * math.sqrt(2) * big * max(steps.counts))
     lr = plan.client_lr or min(cap, math.sqrt(constants.clients / (plan.commits * steps.mean)))
@@ -239,7 +239,7 @@ def theorem3(
     (30) of the drift bound it uses. |x_{t,k} - x_*| in Q_1 and Q_2 is read as |x_{t,k} - x_t|.
     """
     big, mu, sigma, *gap = known(constants, "smoothness", "convexity", "noise", *(["gap"] if distance is None else []))
-    steps = taken(constants, plan, weights)
+    steps = steps_of(constants, plan, weights)
     start, lam = 2 * gap[0] / mu if distance is None else distance, plan.calibration
     caps = 1 / (big * steps.mean), 1 / (2 * math.sqrt(2) * big * max(steps.counts))
     noise = 6 * sigma * variance3(steps)

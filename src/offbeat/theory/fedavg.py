@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, taken
+from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, rates_of
 
 ROUNDS = "mean of E |grad f(x_r)|^2 over r < R, and so the least of them"
 STEPS = "mean of E |grad f(x_hat_t)|^2 over all t < R I local steps, x_hat the mean of the clients' models"
@@ -37,7 +37,7 @@ def largest_rates(plan: Plan, client: float, product: float) -> Rates:
     """The largest rates under these limits, beside one that the plan has."""
     if plan.client_lr is None and plan.server_lr is not None:
         client = min(client, divided(product, plan.server_lr))
-    return taken(plan, Rates(client, divided(product, plan.client_lr or client)))
+    return rates_of(plan, Rates(client, divided(product, plan.client_lr or client)))
 
 
 def full_bound(constants: Constants, plan: Plan, rates: Rates) -> float:
@@ -84,7 +84,7 @@ def short_rate(constants: Constants, plan: Plan) -> float:
 def own_rates(constants: Constants, plan: Plan, product: float) -> Rates:
     """A corollary's rates: its gamma, or the plan's, and the eta that makes up its gamma eta."""
     client = short_rate(constants, plan) if plan.client_lr is None else plan.client_lr
-    return taken(plan, Rates(client, product / client))
+    return rates_of(plan, Rates(client, product / client))
 
 
 def full_product(constants: Constants, plan: Plan) -> float:
@@ -233,7 +233,7 @@ def theorem55(constants: Constants, plan: Plan) -> Advice:
     """
     _, smooth, hetero, noise = known(constants, plan, "gap", "global_smoothness", "heterogeneity", "noise")
     chosen = 1 / math.sqrt(plan.commits * plan.local_steps) if noise else 1 / smooth
-    rates = taken(plan, Rates(chosen, 1.0))
+    rates = rates_of(plan, Rates(chosen, 1.0))
     conditions = (
         Condition("Theorem 5.5", "gamma <= 1 / |lambda(A)|", rates.client, 1 / smooth),
         Condition("Theorem 5.5", "L_h = 0", hetero, 0),
@@ -269,7 +269,7 @@ def quadratic_bound(constants: Constants, plan: Plan, client_lr: float) -> float
 def theorem_a1(constants: Constants, plan: Plan) -> Advice:
     """Local SGD on quadratics with L_h > 0, eta = 1; gamma = (R I)^(-1/3), as Corollaries A.2 and A.3 take it."""
     known(constants, plan, "smoothness", *GENERAL)
-    rates = taken(plan, Rates((plan.commits * plan.local_steps) ** (-1 / 3), 1.0))
+    rates = rates_of(plan, Rates((plan.commits * plan.local_steps) ** (-1 / 3), 1.0))
     most = quadratic_limit(constants, plan)
     conditions = (
         Condition("Theorem A.1", "gamma <= min(1 / L-tilde, 1 / (2 I L_h))", rates.client, most),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, taken
+from offbeat.theory.constants import Advice, Condition, Constants, Plan, Rates, known, over, rates_of
 
 MEAN = "mean of E |grad f(w_t)|^2 over t < T"
 
@@ -86,7 +86,7 @@ def theorem1(constants: Constants, plan: Plan) -> Advice:
     """
     known(constants, plan, "gap", "smoothness", "noise", "mean_divergence")
     own = own_rates(constants, plan)
-    rates = taken(plan, own)
+    rates = rates_of(plan, own)
     most = max(losses(constants, plan, rates))
     conditions = [
         Condition("(58)", "eta <= 1 / (4 L (Q + 1))", rates.client, largest_rate(constants, plan)),

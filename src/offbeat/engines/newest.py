@@ -17,7 +17,7 @@ from offbeat.numerics.vector import FlatModel
 from offbeat.tasks.looks import Looks
 
 
-class Shown:
+class Newest:
     """An engine has a server, the model that its vectors are of, and what looks at them."""
 
     server: Server
@@ -36,10 +36,10 @@ class Shown:
         with self.settings, torch.no_grad():
             values = self.looks(self.server.model)
             if not self.version and not math.isfinite(values["loss"]) and self.finite():
-                raise BadNumbers(self.unfit(values["loss"]))
+                raise BadNumbers(self.first_problem(values["loss"]))
             return values
 
-    def unfit(self, loss: float) -> str:
+    def first_problem(self, loss: float) -> str:
         """What is wrong with the first model, which no rate has touched."""
         main = self.looks.evaluations[0]
         row = main.not_finite(self.server.model) if isinstance(main, Evaluation) else None
