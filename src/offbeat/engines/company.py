@@ -20,6 +20,7 @@ from offbeat.engines.engine import Engine, prime
 from offbeat.engines.server import Server
 from offbeat.engines.solver import LocalSolver
 from offbeat.engines.updates import Result, gathered
+from offbeat.errors import BadNumbers
 from offbeat.method import ClientRate, Local, Method, State, StepRate
 from offbeat.numerics.batch_norm import normalised
 from offbeat.records import TRIAL, VERSION, Begun, JobName
@@ -163,7 +164,11 @@ class Company:
             local = server.method.what.local
             with self.engine.settings, torch.no_grad():
                 updates = {name: gathered(results, name) for name in (*local.sends, *local.numbers)}
-                staleness = server.commit([result.job for result in results], updates)
+                try:
+                    staleness = server.commit([result.job for result in results], updates)
+                except BadNumbers as error:
+                    self.drop(trial, str(error))
+                    continue
                 if not bool(server.model.isfinite().all()):
                     self.drop(trial, f"the model after commit {server.version} is not finite")
                     continue

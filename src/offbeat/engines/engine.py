@@ -205,6 +205,8 @@ class Engine(Newest):
         for row, job in enumerate(answer.jobs):
             devices = islice(wrong, self.blocks.size(job) if self.blocks else 1)
             faults = [(step, device.client) for step, device in devices if step >= 0]
+            if faults and not self.server.made_finite(job.version):
+                raise BadNumbers(self.server.complaint(job.version))
             if self.awaited.get(job[:2]) != job:
                 self.refused += 1
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,13 +12,19 @@ from torch import Tensor
 from offbeat import keys
 from offbeat.config.choices import Choice
 from offbeat.engines.memory import Memory
-from offbeat.errors import OffbeatError
+from offbeat.errors import BadNumbers, OffbeatError
 from offbeat.method import Cohort, Method, State, Update
 from offbeat.records import Begun
 
 Sums: TypeAlias = Callable[[Mapping[str, Tensor]], Update]  # from weights [n] by name to sums [d]
 
 FEW = 4  # versions that are not worth looking through
+
+
+def finite(vectors: Iterable[Tensor]) -> bool:
+    """Whether all numbers are. Their sum takes one look at them; where it is not finite, perhaps for its size alone,
+    each is looked at."""
+    return all(math.isfinite(vector.sum()) or bool(vector.isfinite().all()) for vector in vectors)
 
 
 class Server:
@@ -97,9 +104,13 @@ class Server:
             if self.kept is not None:
                 updates |= self.kept.read(rule.keeps, cohort.client)
             state = rule.renew(self.state, updates, cohort)
+        kept = {name: state.pop(name) for name in rule.keeps}
+        state = self.same_vectors(state)
+        if self.device.type == "cpu" and not finite((*state.values(), *kept.values())):
+            raise BadNumbers(self.complaint(self.version + 1))
         if self.kept is not None:
-            self.kept.write(cohort.client, {name: state.pop(name) for name in rule.keeps})
-        self.state = self.same_vectors(state)
+            self.kept.write(cohort.client, kept)
+        self.state = state
         self.version += 1
         self.versions[self.version] = self.broadcast()
         return staleness
@@ -111,6 +122,21 @@ class Server:
         if given != want:
             raise OffbeatError(f"method '{self.method.name}': its commit must give the vectors {want}; it gave {given}")
         return state  # type: ignore[no-any-return]
+
+    def made_finite(self, version: int) -> bool:
+        """Whether the commit that made a version gave finite numbers, as far as clients were told. On a GPU it is asked
+        when clients that start from it fail: to ask at every commit would mean to wait for it."""
+        told = self.versions.get(version)
+        return not version or told is None or self.method.what.down is not None or finite(told.values())
+
+    def complaint(self, version: int) -> str:
+        """The sentence on a commit that gave bad numbers."""
+        ways = "`weigh` or `apply`" if self.method.what.apply is not None else "`commit`"
+        return (
+            f"method '{self.method.name}': commit {version} gives numbers that are not finite, though every update "
+            f"that went into it was finite. The run stopped at commit {self.version}. Look in its {ways} for "
+            "quotients, roots and logarithms; where numbers have grown too large, a lower client or server rate helps."
+        )
 
     def forget(self, needed: Callable[[int], bool]) -> None:
         """Let go of versions that no job has to start from any more."""

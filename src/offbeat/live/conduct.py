@@ -166,7 +166,7 @@ class Run:
         effects = [Effect("order", *order) for order in self.pending.values()]
         effects += [Effect("wake", time=at, tag=tag) for tag, at in self.alarms.items()]
         try:
-            self.ended = self.log.reached()
+            self.ended = self.ended or self.log.reached()
             self.log.require_finite(self.log.metrics[-1])
         except BadNumbers as error:
             self.stop(error)
@@ -280,8 +280,12 @@ class Run:
         else:
             rows = [self.update(job) for job in command.jobs]
             updates = {name: torch.stack([row[name] for row in rows]) for name in (*self.up.vectors, *self.up.numbers)}
-            with self.engine.settings, torch.no_grad():
-                staleness = self.server.commit([begun[job] for job in command.jobs], updates)
+            try:
+                with self.engine.settings, torch.no_grad():
+                    staleness = self.server.commit([begun[job] for job in command.jobs], updates)
+            except BadNumbers as error:
+                self.stop(error)
+                return
             self.server.forget(lambda version: False)  # what is under way is in packets
             self.packets[self.server.version] = self.packet()
             self.engine.updates += len(rows)
