@@ -12,7 +12,7 @@ import pytest
 from linear_runs import error, experiment, small
 from offbeat import ConfigError, resume, run
 from offbeat.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, numbers
-from offbeat.runs.watchers import made
+from offbeat.runs.watchers import callbacks_of
 from stopped_runs import killed_after
 
 pytestmark = [pytest.mark.trackers, pytest.mark.filterwarnings("default")]
@@ -116,4 +116,4 @@ def test_a_tracker_that_cannot_be_reached_never_stops_a_run(tmp_path):
 def test_a_missing_package_is_said_before_the_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"pip install 'offbeat\[mlflow\]'"):
-        made(["mlflow"])
+        callbacks_of(["mlflow"])
