@@ -45,9 +45,9 @@ LISTED = {
         "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
         "numerics/evaluation.py", "numerics/forms.py", "numerics/mixing.py", "numerics/outputs.py",
         "numerics/trial.py", "numerics/wave.py", "experiments/sizes.py", "laws/of_methods.py",
-        "tasks/inputs.py", "tasks/losses.py", "tasks/task.py",
+        "tasks/inputs.py", "tasks/losses.py",
     },
-    "_orig_mod": {"tasks/task.py"},  # the module that torch.compile was given
+    "_orig_mod": {"tasks/task_problems.py"},  # the module that torch.compile was given
     "_softmax_backward_data": {"numerics/fast/attention.py"},  # one kernel on a GPU
     "aten": {"engines/tiles.py", "numerics/fast/tokens.py"},  # operations by name, for traced steps
     "experimental": {"engines/tiles.py"},  # make_fx: steps as their bare operations

@@ -45,7 +45,8 @@ from offbeat.tasks.inputs import read
 from offbeat.tasks.losses import record_taken
 from offbeat.tasks.make import build_task, named
 from offbeat.tasks.models import build as build_model
-from offbeat.tasks.task import Task, data_problems
+from offbeat.tasks.task import Task
+from offbeat.tasks.task_problems import data_problems
 
 MEMORY = "memory.safetensors"
 OWN_PART = "task"  # as data: this client's part of the named task

@@ -25,7 +25,8 @@ from offbeat.numerics.outputs import has_rows, parts
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
-from offbeat.tasks.task import Task, metric_problems, shard_problems
+from offbeat.tasks.task import Task
+from offbeat.tasks.task_problems import metric_problems, shard_problems
 
 TEST = "the test set"
 Kind = Literal["test", "train", "held-out"]
