@@ -101,7 +101,7 @@ def buffered(module: nn.Module, run: Callable[[Any, Tensor], Any], buffer: Tenso
 
 
 def filled(m: Any, x: Tensor) -> Tensor:
-    out = torch.zeros(len(x), 3, x.shape[-1], dtype=x.dtype)
+    out = torch.zeros(len(x), 3, x.shape[-1], dtype=x.dtype, device=x.device)
     for t in range(3):
         out[:, t] = m.parts[0](x[:, t]).tanh()
     return out
@@ -183,8 +183,8 @@ LAYERS: dict[str, Callable[[int], Animal]] = {
     "scaled weight": lambda w: Animal(Own(lambda m, x: F.linear(x, m.w * 2), w=(w, w)), (w,)),
     "complex, odd": lambda w: Animal(Own(complex_linear, w=(w, w, 2), a=(1,)), (w,)),
     "rows filled in": lambda w: Animal(Own(filled, nn.Linear(w, w)), (3, w)),
-    "rows added in": lambda w: Animal(Own(lambda m, x: torch.zeros(len(x), w, dtype=x.dtype).index_add_(
-        1, torch.arange(w), m.parts[0](x)), nn.Linear(w, w)), (w,)),
+    "rows added in": lambda w: Animal(Own(lambda m, x: torch.zeros(len(x), w, dtype=x.dtype, device=x.device).index_add_(
+        1, torch.arange(w, device=x.device), m.parts[0](x)), nn.Linear(w, w)), (w,)),
     "dropout of rows": lambda w: Animal(Own(lambda m, x: torch.vmap(lambda row: F.dropout(m.parts[0](row), 0.4),
                                             randomness="different")(x), nn.Linear(w, w)), (w,)),
     "embedding, sparse function": lambda w: Animal(Own(lambda m, x: F.embedding(x, m.t, sparse=True), t=(9, w)), (3,), tokens=9),
