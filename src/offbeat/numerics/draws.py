@@ -334,7 +334,8 @@ class Dropout(ForOne):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, key: Tensor, p: float) -> Any:
         x, key = first(x, dims[0], info.batch_size), first(key, dims[1], info.batch_size)
-        if x.is_cuda and x.dtype != torch.float64 and compiled():  # Triton's numbers have 32 bits
+        alone = not level()  # no axis is left, as there is inside a `vmap` of the model's own
+        if x.is_cuda and x.dtype != torch.float64 and alone and compiled():  # Triton's numbers have 32 bits
             from offbeat.numerics.fast import kernels
 
             return kernels.Dropout.apply(x, key, limit(p), p), 0  # type: ignore[no-untyped-call]
