@@ -16,9 +16,9 @@ def dense(place: int) -> Callable[..., Call]:
     """A gradient is a flat vector; `sparse` stands at this place among the arguments."""
 
     def rewrite(*args: Any, **kwargs: Any) -> Call:
-        return (*args[:place], *(False for _ in args[place : place + 1]), *args[place + 1 :]), kwargs | (
-            {"sparse": False} if "sparse" in kwargs else {}
-        )
+        if len(args) > place:
+            args = (*args[:place], False, *args[place + 1 :])
+        return args, {**kwargs, "sparse": False} if "sparse" in kwargs else kwargs
 
     return rewrite
 

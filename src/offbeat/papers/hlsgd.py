@@ -165,9 +165,9 @@ def gaps(name: str) -> Callable[[Run], Record]:
     def job(run: Run) -> Record:
         sizes = NODES[:3] if run.size == "smoke" else NODES
         spec = {"name": name, "p": 0.5} if name == "erdos-renyi" else name
-        sizes_of_gaps = [gap(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
-        values = {f"n = {n}": value for n, value in zip(sizes, sizes_of_gaps, strict=True)} | {
-            "exponent": fitted(sizes_of_gaps, sizes)
+        spectral = [gap(metropolis(graphs_of(spec, n, seed=n)[0])) for n in sizes]
+        values = {f"n = {n}": value for n, value in zip(sizes, spectral, strict=True)} | {
+            "exponent": fitted(spectral, sizes)
         }
         return {"values": values, "failed": None}
 

@@ -50,9 +50,7 @@ def find_users(folder: str) -> tuple[list[Path], list[Path]]:
         train, test = _files(place / "train"), _files(place / "test")
         if train and test:
             return train, test
-        lacks = ", ".join(
-            f"{part}/*.json" for part, files_of_part in (("train", train), ("test", test)) if not files_of_part
-        )
+        lacks = ", ".join(f"{part}/*.json" for part, paths in (("train", train), ("test", test)) if not paths)
         looked.append(f"  {place}: " + (f"there, but lacks {lacks}" if place.is_dir() else "no such directory"))
     source = "the LEAF repository of S. Caldas et al. (preprocess.sh writes train and test)"
     raise files.missing("leaf", "train/*.json and test/*.json (plain or .gz)", looked, source, folder)

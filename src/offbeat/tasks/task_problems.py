@@ -44,23 +44,23 @@ def inside(part: nn.Module) -> nn.Module | None:
 
 def part_problems(model: nn.Module) -> list[str]:
     """Parts that cannot be copied, or computed for many clients, as they are."""
-    found = []
+    problems = []
     for name, part in model.named_modules():
         if (inner := inside(part)) is not None:
-            found.append(
+            problems.append(
                 f"part '{name}' of the model is a {type(inner).__name__} inside a {type(part).__name__}, as "
                 f"torch.compile and nn.DataParallel make it, which waves cannot batch; give the {type(inner).__name__} "
                 "itself"
             )
         computed = [own for own, value in vars(part).items() if isinstance(value, Tensor) and not value.is_leaf]
         if computed and prune.is_pruned(part):
-            found.append(
+            problems.append(
                 f"part '{name}' of the model is pruned, and keeps a '{computed[0]}' that was computed from its "
                 f"parameters, so that it cannot be copied: prune.remove(part, '{computed[0]}') makes the zeros plain "
                 "numbers, which train as others do; a mask that shall last is a buffer, or a parametrization "
                 "(torch.nn.utils.parametrize)"
             )
-    return found
+    return problems
 
 
 def listed(given: Any) -> bool:
