@@ -22,7 +22,8 @@ from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_problems
 from offbeat.numerics.windows import Windows
-from offbeat.tasks.inputs import Collate, named_leaves, of_clients, read
+from offbeat.tasks.inputs import named_leaves, of_clients, read, text_of
+from offbeat.tasks.loaders import Collate, selects
 from offbeat.tasks.losses import loss_problems, mixed_types, record_taken
 from offbeat.tasks.task_problems import (
     data_problems,
@@ -137,6 +138,12 @@ class Task:
             if trainable and len(problems) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 problems += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
+            if (kind == "training" or self.client_tests is not None) and selects(data):
+                rows_of = "shards are" if kind == "training" else "client_tests are"
+                problems.append(
+                    f"the {kind} data is a loader whose sampler selects or orders samples, and {rows_of} row numbers; "
+                    "give the dataset itself, or a list with a loader for each client and no row numbers"
+                )
             problems += self.look_problems(kind, rows) if len(problems) == before else []
         return problems or self.step_problems(dtype)
 
