@@ -119,7 +119,8 @@ def one_pass(sampler: Any, again: int) -> list[int]:
     """Return the rows of one pass, whose epoch (`set_epoch`) is `again` later than the sampler's."""
     if again and hasattr(sampler, "set_epoch"):
         sampler = copy.copy(sampler)
-        sampler.set_epoch(getattr(sampler, "epoch", 0) + again)
+        epoch: Any = getattr(sampler, "epoch", None)
+        sampler.set_epoch((epoch or 0) + again)
     with seeded(again + 1, torch.device("cpu")):
         rows = list(islice(flat(sampler), MOST + 1))
     if len(rows) > MOST:
