@@ -131,7 +131,7 @@ def one_pass(sampler: Any, again: int) -> list[int]:
 def flat(names: Iterable[Any]) -> Iterator[int]:
     """Yield the numbers in what a sampler gives: rows, or lists of them."""
     for name in names:
-        if isinstance(name, list | tuple) or getattr(name, "ndim", 0):
+        if isinstance(name, list | tuple) or getattr(name, "ndim", False):
             yield from map(number, name)
         else:
             yield number(name)
