@@ -291,9 +291,19 @@ def counted(given: Given, drawn: dict[str, Any]) -> tuple[np.ndarray, list[list[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(drawn=options())
+def test_every_kind_of_data(kind: str, drawn: dict[str, Any]) -> None:
+    check(kind, drawn)
+
+
+@settings(max_examples=80, deadline=None)
+@given(kind=st.sampled_from(list(KINDS)), drawn=options())
 def test_each_client_reads_the_samples_that_it_should(kind: str, drawn: dict[str, Any]) -> None:
+    check(kind, drawn)
+
+
+def check(kind: str, drawn: dict[str, Any]) -> None:
     given = KINDS[kind](drawn["shards"])
     shares, made, looks = counted(given, drawn)
     expected = read_shares(given, drawn["batch"], drawn["sampling"], drawn["seed"], made)
