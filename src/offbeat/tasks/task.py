@@ -248,9 +248,10 @@ class Task:
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         if self.batch_norm is None and self.changing.state:
             return trial.changes([f"'{name}'" for name in sorted(self.changing.state)])
+        model, x, y = self.batch(dtype, rows)
+        problems = trial.problems(model, x, y)
         self._untouched.restore()  # the calls before this one may have moved a counter of the loss
-        problems = unseen.problems(*self.batch(dtype, rows), self.model)
-        return trial.problems(*self.batch(dtype, rows)) or problems
+        return problems or unseen.problems(*self.batch(dtype, rows), self.model)
 
     def batch(self, dtype: torch.dtype, rows: Tensor) -> tuple[FlatModel, Any, Any]:
         """The model, and these rows as it is given them."""
@@ -406,6 +407,8 @@ class Task:
                 break
         else:
             kinds = Kinds(trial.norm_buffers(self.model))
+        if self.batch_norm is not None:
+            kinds = Kinds(kinds.state | kinds.cache)
         constant = names - kinds.state - kinds.cache
         if self.batch_norm is not None and constant and not self._can_be_batched(kinds, rows):
             return Kinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later
