@@ -330,7 +330,7 @@ def test_a_buffer_that_a_later_client_changes_is_noticed() -> None:
             m.mean = m.mean + 1.0
         return m.b(torch.tanh(m.a(x) - m.mean))
 
-    with pytest.raises(OffbeatError, match=r"though not in its first step.*batch_norm = 'batch', 'local' or 'averaged'"):
+    with pytest.raises(OffbeatError, match=r"though not in its first step.*by batch_norm = 'batch', 'local' or 'aver"):
         trained(lambda: Model(forward, MEAN), LOSS, None, "wave")
     check(lambda: Model(forward, MEAN), "wave", rule="local")
 
