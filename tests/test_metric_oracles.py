@@ -195,6 +195,30 @@ def test_tokens_with_ignored_ones_and_classes_on_either_axis(
     compared(found, "own", "perplexity", [math.exp(of_tokens(z, t)) for z, t in own])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_metrics_leave_out_the_label_that_the_loss_ignores(first: bool) -> None:
+    """Tokens 0 are padding."""
+
+    def labels(generator: torch.Generator, many: int) -> Tensor:
+        return torch.randint(0, CLASSES, (many, 5), generator=generator)
+
+    def classes_last(z: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(z.flatten(0, -2), y.flatten(), ignore_index=0)
+
+    loss, shape = (nn.CrossEntropyLoss(ignore_index=0), (CLASSES, 5)) if first else (classes_last, (5, CLASSES))
+    metrics = {"perplexity": "perplexity", "f1": "f1"}
+    task = task_of([5, 9, 4], 1, loss, shape, labels, metrics=metrics)
+    found, faults = looked_at(task)
+    scores, truth = task.model(task.test[0]), task.test[1]
+    guess, there = scores.argmax(1 if first else 2), truth != 0
+    assert not faults
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=NEAR)
+    assert found["accuracy"] == pytest.approx(float((guess == truth)[there].double().mean()))
+    assert found["f1"] == pytest.approx(f1_score(truth[there], guess[there], average="macro"))
+    own = [float((guess[r] == truth[r])[there[r]].double().mean()) for r in task.client_tests or ()]
+    compared(found, "own", "accuracy", own)
+
+
 def spread_over_axes(z: Tensor, y: Tensor) -> Tensor:
     """A loss that is the same whichever axis has the classes."""
     return z.square().mean()
@@ -381,3 +405,38 @@ def test_a_metric_has_no_name_of_a_column_of_single_clients(name: str) -> None:
     metrics = {name: "f1", "mine": "auc"}
     task = task_of([5, 9], 1, functional.cross_entropy, (CLASSES,), drawn_classes, metrics=metrics)
     assert any(f"the name '{name}' is taken" in problem for problem in task.problems())
+
+
+# ---- records ------------------------------------------------------------------------------------
+class Recording(nn.Module):
+    """Gives logits and its own loss, as models of Hugging Face do."""
+
+    def __init__(self, spread: float) -> None:
+        super().__init__()
+        self.linear, self.spread = nn.Linear(3, CLASSES, dtype=torch.float64), spread
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.linear(x)
+        loss = functional.cross_entropy(logits, labels, ignore_index=1)
+        return {"logits": logits, "loss": loss + self.spread * logits.mean(0).square().sum() if self.spread else loss}
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_the_loss_of_a_record_is_that_of_the_set_or_is_marked(spread: float) -> None:
+    generator = torch.manual_seed(0)
+    x, y = torch.randn(40, 3, dtype=torch.float64, generator=generator), drawn_classes(generator, 40)
+    rows = [range(5), range(5, 7), range(7, 17)]  # each in one batch
+    task = Task(
+        Recording(spread), lambda out, t: out["loss"], ((x, y), y), rows, ((x, y), y), client_tests=rows,
+    )  # fmt: skip
+    with parts_of(10, 1 << 26):
+        found, faults = looked_at(task)
+    with torch.no_grad():
+        want, *own = (float(task.model(x[list(r)], y[list(r)])["loss"]) for r in (range(40), *rows))
+    compared(found, "own", "loss", own)
+    if spread:
+        assert list(faults) == ["loss"]
+        assert "is the mean over 4 batches" in faults["loss"]
+    else:
+        assert not faults
+        assert found["loss"] == pytest.approx(want, rel=NEAR)

@@ -24,7 +24,7 @@ from offbeat.numerics.forms import scores_in
 from offbeat.numerics.metrics import METRICS, Metric, Sums, class_axes
 from offbeat.numerics.outputs import cloned, cut, in_rows, joined, parts
 from offbeat.numerics.samples import Samples
-from offbeat.numerics.set_loss import TOGETHER, Denominators, SetLoss, class_axis, count, losses_of_sets
+from offbeat.numerics.set_loss import TOGETHER, Denominators, SetLoss, class_axis, count, ignored_label, losses_of_sets
 from offbeat.numerics.threads import threads
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
@@ -146,7 +146,7 @@ class Figures:
         outputs = cut(outputs, 0, 1, 2) if doubled else outputs
         targets = self.model.targets(self.y[rows])
         if not self.placed:
-            self.metrics = on_axis(self.metrics, self.model.mean_loss, scores_in(outputs), targets)
+            self.metrics = self.blamed(flat, rows, as_the_loss, self.metrics, self.model.mean_loss, outputs, targets)
             self.placed = True
         return outputs, targets, seen
 
@@ -373,12 +373,17 @@ def alike(one: Any, two: Any) -> bool:
     return torch.allclose(one, two, rtol=0.0, atol=near * largest, equal_nan=True)
 
 
-def on_axis(metrics: Mapping[str, Metric], loss: Any, scores: Any, targets: Any) -> dict[str, Metric]:
-    """Return the metrics with the axis of the classes that the loss shows, where shapes leave it open."""
+def as_the_loss(metrics: Mapping[str, Metric], loss: Any, outputs: Any, targets: Any) -> dict[str, Metric]:
+    """Return the metrics, which take from the loss the label that is left out and, where shapes leave it open, the axis
+    of the classes."""
+    scores = scores_in(outputs)
     if not (isinstance(scores, Tensor) and isinstance(targets, Tensor)) or targets.is_floating_point():
         return dict(metrics)
     axis = class_axis(loss, scores, targets) if len(class_axes(scores, targets)) > 1 else None
-    return {name: metric if axis is None else metric.classes_on(axis) for name, metric in metrics.items()}
+    ignored = ignored_label(loss, outputs, targets)
+    if axis is None and (ignored is None or ignored < 0):
+        return dict(metrics)
+    return {name: metric.classes_on(axis, ignored) for name, metric in metrics.items()}
 
 
 def at_once(model: FlatModel, x: Set) -> int:

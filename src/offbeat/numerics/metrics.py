@@ -5,7 +5,8 @@ targets (`[n]` whole numbers), token targets (`[n, t]` whole numbers, negative o
 shares of the classes) and real targets; where a metric says nothing of such a task it gives None.
 
 Scores of tokens are `[n, t, c]` or `[n, c, t]`. The shapes tell which, except where c = t: there a metric needs
-`axis`, the axis of the classes (`Metric.classes_on`).
+`axis`, the axis of the classes (`Metric.classes_on`). A run takes the axis, and the label that is left out, from the
+loss.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ class Metric:
     def __call__(self, outputs: Any, targets: Any) -> Any:
         return self.of(outputs, targets)
 
-    def classes_on(self, axis: int) -> Metric:
-        """Return the metric for scores `[n, ...]` whose classes are on this axis: 1 or -1."""
+    def classes_on(self, axis: int | None, ignored: int | None = None) -> Metric:
+        """Return the metric for scores `[n, ...]` whose classes are on this axis, 1 or -1 (None: as the shapes tell),
+        without targets of the class `ignored`."""
         if not self.of_scores:
             return self
         of: Callable[..., Any] = self.of
         each: Callable[..., Sums | None] | None = self.each
-        return replace(self, of=partial(of, axis=axis), each=each and partial(each, axis=axis), of_scores=False)
+        reading = {"axis": axis, "ignored": ignored}
+        return replace(self, of=partial(of, **reading), each=each and partial(each, **reading), of_scores=False)
 
 
 def metric(more_is_better: bool, share: bool = False) -> Callable[[Whole], Metric]:
@@ -74,8 +77,8 @@ def mean_of(
     each: Callable[..., Sums | None], more: bool, ending: Callable[[float], float] = float, share: bool = False,
     of_scores: bool = True,
 ) -> Metric:  # fmt: skip
-    def of(outputs: Any, targets: Any, **axis: int) -> float | None:
-        sums = each(outputs, targets, **axis)
+    def of(outputs: Any, targets: Any, **reading: int | None) -> float | None:
+        sums = each(outputs, targets, **reading)
         if sums is None or not float(sums[1].sum()):
             return None
         return ending(float(sums[0].double().sum()) / float(sums[1].sum()))
@@ -85,8 +88,11 @@ def mean_of(
 
 
 # ---- what targets are ---------------------------------------------------------------------------
-def scored(outputs: Any, targets: Any, axis: int | None = None) -> tuple[Tensor, Tensor] | None:
-    """Return scores `[..., c]` and the classes `[...]` that they are for, or None where there are no such scores.
+def scored(
+    outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Return scores `[..., c]` and the classes `[...]` that they are for, or None where there are no such scores. A
+    class below 0 stands for none.
 
     Raise ValueError where `axis` is not given and the shapes fit classes on axis 1 and on the last.
     """
@@ -103,6 +109,8 @@ def scored(outputs: Any, targets: Any, axis: int | None = None) -> tuple[Tensor,
             "offbeat.METRICS['accuracy'].classes_on(1)"
         )
     axes = [each for each in axes if axis is None or each == axis]
+    if ignored is not None and ignored >= 0:
+        targets = targets.long().masked_fill(targets == ignored, -1)
     return (outputs.movedim(axes[0], -1), targets) if axes else None
 
 
@@ -127,24 +135,24 @@ def per_sample(values: Tensor, classes: Tensor) -> Sums:
 
 
 # ---- those that ship ----------------------------------------------------------------------------
-def hits(outputs: Any, targets: Any, axis: int | None = None) -> Sums | None:
+def hits(outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None) -> Sums | None:
     """The share of samples (or tokens) whose largest score is that of their class."""
-    scores = scored(outputs, targets, axis)
+    scores = scored(outputs, targets, axis, ignored)
     return None if scores is None else per_sample(scores[0].argmax(dim=-1) == scores[1], scores[1])
 
 
-def near_hits(outputs: Any, targets: Any, axis: int | None = None) -> Sums | None:
+def near_hits(outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None) -> Sums | None:
     """The share of samples (or tokens) whose class is among the five with the largest scores."""
-    scores = scored(outputs, targets, axis)
+    scores = scored(outputs, targets, axis, ignored)
     if scores is None:
         return None
     largest = scores[0].topk(min(5, scores[0].shape[-1]), dim=-1).indices
     return per_sample((largest == scores[1][..., None]).any(dim=-1), scores[1])
 
 
-def surprise(outputs: Any, targets: Any, axis: int | None = None) -> Sums | None:
+def surprise(outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None) -> Sums | None:
     """exp of the mean cross-entropy of scores with classes, tokens or soft targets."""
-    scores = scored(outputs, targets, axis)
+    scores = scored(outputs, targets, axis, ignored)
     if scores is None:
         return None
     logs = functional.log_softmax(scores[0].double(), dim=-1)
@@ -174,9 +182,9 @@ def sides(values: Tensor) -> list[int]:
     return [*values.shape[:1], *(side for side in values.shape[1:] if side != 1)]
 
 
-def f1(outputs: Any, targets: Any, axis: int | None = None) -> float | None:
+def f1(outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None) -> float | None:
     """The mean over classes of the harmonic mean of precision and recall (macro F1); of one score, that of class 1."""
-    outcomes, single = scored(outputs, targets, axis), binary(outputs, targets)
+    outcomes, single = scored(outputs, targets, axis, ignored), binary(outputs, targets)
     if outcomes is None and single is None:
         return None
     if outcomes is None:
@@ -194,9 +202,9 @@ def f1(outputs: Any, targets: Any, axis: int | None = None) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-def auc(outputs: Any, targets: Any, axis: int | None = None) -> float | None:
+def auc(outputs: Any, targets: Any, axis: int | None = None, ignored: int | None = None) -> float | None:
     """The area under the ROC curve; of several classes the mean over each against the rest. None where only one is."""
-    scores, single = scored(outputs, targets, axis), binary(outputs, targets)
+    scores, single = scored(outputs, targets, axis, ignored), binary(outputs, targets)
     if single is not None:
         return area(single[0].double(), single[1] == 1)
     if scores is None:

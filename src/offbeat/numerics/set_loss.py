@@ -28,25 +28,34 @@ MEANS: dict[Any, inspect.Signature] = {
 }
 
 
+class Mean(NamedTuple):
+    """One mean cross-entropy."""
+
+    value: Tensor
+    below: Tensor | float  # its denominator
+    ignored: int  # the label that it leaves out
+
+
 class Denominators(TorchFunctionMode):
-    """Denominators of the mean cross-entropies that are computed inside, by model or loss."""
+    """The mean cross-entropies that are computed inside, by model or loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.means: list[tuple[Tensor, Tensor | float]] = []
+        self.means: list[Mean] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in MEANS:
-            options = MEANS[func].bind(*args, **(kwargs or {}))
-            options.apply_defaults()
-            if options.arguments["reduction"] == "mean" and result.dim() == 0:
-                self.means.append((result, denominator(**options.arguments)))
+            bound = MEANS[func].bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            given = bound.arguments
+            if (given["reduction"], given["reduce"], given["size_average"]) == ("mean", None, None):
+                self.means.append(Mean(result, denominator(**given), given["ignore_index"]))
         return result
 
-    def of(self, value: Tensor) -> Tensor | float | None:
-        """Return the denominator of a loss, or None where the loss is no cross-entropy as it was computed."""
-        return next((below for mean, below in self.means if mean is value), None)
+    def of(self, value: Tensor) -> Mean | None:
+        """Return the mean that is the loss, or None where the loss is no cross-entropy as it was computed."""
+        return next((mean for mean in self.means if mean.value is value), None)
 
 
 def denominator(
@@ -106,15 +115,17 @@ class SetLoss:
         if self.caveat is None and (part.below is None or self.done == 1) and not self.adds_up(part):
             self.caveat = (
                 f"it is the mean over {len(self.sizes)} batches of at most {max(self.sizes):,} samples, and not the "
-                "loss of all samples: the outputs are too large to keep, or have parts without a row for each sample; "
-                "evaluate.samples takes fewer samples"
+                "loss of all samples at once: outputs are too large to keep, or have parts without a row for each "
+                "sample, and the loss of a batch is not the mean of the losses of its samples; give fewer samples "
+                "(evaluate.samples, or smaller sets), or torch's cross_entropy of the outputs as the loss"
             )
 
     def piece(self, outputs: Any, targets: Any, size: int, seen: Denominators | None = None) -> Piece:
         seen = seen or Denominators()
         with seen:
             value = self.loss(outputs, targets)
-        return Piece(outputs, targets, size, value, seen.of(value))
+        mean = seen.of(value)
+        return Piece(outputs, targets, size, value, None if mean is None else mean.below)
 
     def adds_up(self, part: Piece) -> bool:
         """Return whether the loss of a part is the weighted mean of those of its halves, and the same for the first
@@ -208,3 +219,10 @@ def class_axis(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
     except Exception:  # a loss of one's own that takes more than scores
         return None
     return -1 if last < first else 1 if first < last else None
+
+
+def ignored_label(loss: Loss, outputs: Any, targets: Any) -> int | None:
+    """Return the label that a loss leaves out, where it is a cross-entropy of PyTorch; None elsewhere."""
+    with Denominators() as seen:
+        mean = seen.of(loss(outputs, targets))
+    return None if mean is None else mean.ignored
