@@ -20,7 +20,6 @@ from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, in_words
 from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure, Set
 from offbeat.numerics.metrics import as_metric
-from offbeat.numerics.outputs import has_rows, parts
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
@@ -62,14 +61,14 @@ class Looks:
             speed = None if name == "unseen" else watch.speed
             mine = tested if name == "own" else model
             self.evaluations.append(ClientEvaluation(name, data, mine, x, y, rows, metrics, speed, self.faults))
-        if len(self.evaluations) > 1 or watch.training_loss:
-            refuse_losses_of_batches(task.record)
         for evaluation in self.evaluations:
             self.figures |= evaluation.figures()
         self.shards = None
         if watch.training_loss:
             data = "the training data, the mean over clients"
-            self.shards = ClientEvaluation("training", data, model, samples.x, samples.y, task.shards, {})
+            self.shards = ClientEvaluation(
+                "training", data, model, samples.x, samples.y, task.shards, {}, None, self.faults
+            )
             self.figures["training_loss"] = Figure(data, False)
 
     def __call__(self, flat: Tensor) -> dict[str, Any]:
@@ -91,17 +90,6 @@ class Looks:
                         column[client] = value
                     figures[f"{evaluation.name}_{name}"] = column
         return figures
-
-
-def refuse_losses_of_batches(record: Any) -> None:
-    """Clients are looked at together, and each sample's loss is computed from its rows of the outputs: a record, here
-    of two samples, must have no other parts."""
-    if any(isinstance(part, Tensor) and part.is_floating_point() and not has_rows(part, 2) for part in parts(record)):
-        raise ConfigError(
-            ["the loss takes the whole record that the model gives, with a part that is for a batch and not for each "
-             "sample, so that the losses of single clients cannot be told: let the loss compute it from parts with a "
-             "row for each sample, or leave out the sets of single clients and the training loss"]
-        )  # fmt: skip
 
 
 def main_set(task: Task, on: Kind | None, model: FlatModel, samples: Samples) -> tuple[str, Set, Set]:
