@@ -177,8 +177,8 @@ class Worker:
             task = Task(self.shard.model, self.shard.loss, (x, y), [range(len(x))])
             if changing := ", ".join(sorted(task.changing.state)):
                 raise OffbeatError(
-                    f"the model changes {changing} while it trains, which live clients do not exchange; keep such buffers "
-                    "out of it, or put those parts in eval mode"
+                    f"the model changes {changing} while it trains, which live clients do not exchange; keep such "
+                    "buffers out of it, or put those parts in eval mode"
                 )
             flat = task.flat_model(dtype, self.experiment.precision == "bf16").to(self.device)
             self.problem = Problem(flat, self.samples(facts, dtype), self.local(), self.experiment.seed)
