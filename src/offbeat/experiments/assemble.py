@@ -340,10 +340,11 @@ def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fle
     problems = method_problems(method, task.batch_norm) if tracking(task.model) else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
         problems.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
-    if rule.lossless and fleet.presence is not None:
+    if rule.reliable and (fleet.presence is not None or fleet.drop_out):
         problems.append(
-            f"{method.name}: saving needs every finished update, but clients of this fleet leave with theirs; take a "
-            "fleet whose clients stay, or saving = false"
+            f"{method.name}: {rule.reliable} needs every finished update of clients that are always there, but clients "
+            f"of this fleet come and go or lose jobs; leave out {rule.reliable}, or take a fleet without presence "
+            "(mean_on, mean_off) and drop_out"
         )
     if rule.personal:
         numbers = task.numbers

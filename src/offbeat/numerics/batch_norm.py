@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from offbeat.errors import ConfigError, in_words
-from offbeat.method import Cohort, Job, Local, Method, State, Update
+from offbeat.method import Cohort, Job, Local, Method, Rule, State, Update
 
 BatchNorm: TypeAlias = Literal["batch", "local", "averaged"]
 Kind: Any = nn.modules.batchnorm._NormBase
@@ -162,6 +162,8 @@ def normalised(method: Method, held: Columns | None, rule: str | None) -> Method
     what = replace(method.what, local=moving(method.what.local, held, rule == "local"))
     if what.apply is not None and rule == "averaged":
         what = replace(what, apply=averaging(method, held))
+    elif rule == "averaged" and what.share is not None and "delta" in what.local.sends:
+        what = replace(what, commit=averaging_rows(what, held))
     return replace(method, what=what)
 
 
@@ -213,6 +215,19 @@ def averaging(method: Method, held: Columns) -> Any:
     return apply
 
 
+def averaging_rows(rule: Rule, held: Columns) -> Any:
+    """The same for a rule that takes updates one by one: the mean by `share`."""
+
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        assert rule.commit is not None
+        assert rule.share is not None
+        mean = -(rule.share(cohort) @ updates["delta"])
+        state = rule.commit(w, updates, cohort)
+        return state | {"model": torch.where(held.at(mean) > 0, mean, state["model"])}
+
+    return commit
+
+
 def method_problems(method: Method, rule: str | None) -> list[str]:
     """Why a method cannot have running statistics by this rule."""
     sends = method.what.local.sends
@@ -221,7 +236,7 @@ def method_problems(method: Method, rule: str | None) -> list[str]:
             f"{method.name} sends {', '.join(sends)}, not where clients end, so running statistics cannot be averaged; "
             "use batch_norm = 'batch'"
         ]
-    if rule == "averaged" and method.what.apply is None and "model" not in sends:
+    if rule == "averaged" and method.what.apply is None and method.what.share is None and "model" not in sends:
         return [f"{method.name} takes updates one by one, so statistics cannot be averaged; use batch_norm = 'batch'"]
     if rule == "local" and (method.what.prime is not None or "delta" not in sends):
         return [f"{method.name} cannot keep running statistics at its clients; use batch_norm = 'batch'"]
