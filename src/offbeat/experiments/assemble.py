@@ -62,7 +62,8 @@ class Built:
 
     @property
     def vector_bytes(self) -> float:
-        return self.fleet.payload_bytes or float(self.numbers * (8 if self.experiment.precision == "float64" else 4))
+        stated = self.fleet.payload_bytes
+        return float(self.numbers * (8 if self.experiment.precision == "float64" else 4)) if stated is None else stated
 
     @property
     def traffic(self) -> Traffic:
@@ -274,6 +275,7 @@ def objects(experiment: Experiment) -> Built:
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
         raise ConfigError(problems)
+    parts["task"].warn()
     return Built(experiment, parts["method"], parts["task"], parts["fleet"])
 
 
@@ -308,7 +310,8 @@ def policy_problems(when: Any) -> list[str]:
 
 def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:
     """A limit on time alone, where nothing takes any."""
-    times = (fleet.step_seconds, fleet.down_latency, fleet.up_latency, 1 / fleet.down_bandwidth, 1 / fleet.up_bandwidth)
+    times = [fleet.step_seconds, fleet.down_latency, fleet.up_latency]
+    times += [] if fleet.payload_bytes == 0 else [1 / fleet.down_bandwidth, 1 / fleet.up_bandwidth]
     if set(experiment.until) != {"virtual_seconds"} or any(array.any() for array in times):
         return []
     return [
