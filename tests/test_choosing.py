@@ -16,7 +16,8 @@ from offbeat.cli import app
 from offbeat.config import toml
 from offbeat.errors import ConfigError
 from offbeat.experiments.assemble import build
-from offbeat.studies.choosing import BRIEF, admitted, choose, rows
+from offbeat.runs.outcome import Outcome
+from offbeat.studies.choosing import BRIEF, admitted, choose, rank, rows
 from offbeat.studies.search import COHORT, SERVER, Candidate, Search, changed, judged, reached
 from offbeat.theory.measure import measure
 
@@ -104,6 +105,34 @@ def test_trials_of_unequal_length_are_compared_at_the_same_time() -> None:
     soon = [*rows[:2], {"virtual_seconds": 0.3, **end}]
     assert search.standing(replace(candidate, score=(0.0, 0.3), best_rows=soon)) == (0.0, 0.3)
     assert search.standing(replace(candidate, score=(2.0, 0.0))) == (2.0, 0.0)
+
+
+def seeds(*accuracies: float) -> list[Outcome]:
+    """Runs that reach 0.8 after a second, or end with another accuracy."""
+    runs = [
+        [{"virtual_seconds": float(t), "commit": t, "loss": 1.0, "accuracy": a * t} for t in (0, 1)] for a in accuracies
+    ]
+    return [Outcome({"accuracy_final": rows[-1]["accuracy"]}, rows, {}) for rows in runs]
+
+
+def test_a_method_is_ranked_by_all_of_its_seeds() -> None:
+    """More seeds at the target come first, then less time, and without any the accuracy decides."""
+    ranked = [
+        Candidate("all", outcomes=seeds(0.8, 0.9, 0.8)),
+        Candidate("two", outcomes=seeds(0.8, 0.1, 0.9)),
+        Candidate("one", outcomes=seeds(0.1, 0.1, 0.9)),
+        Candidate("none", outcomes=seeds(0.7, 0.7, 0.7)),
+        Candidate("less", outcomes=seeds(0.75, 0.6, 0.6)),
+        Candidate("not run", score=(0.0, 0.1)),
+    ]
+    orders = [rank(one, 0.8) for one in ranked]
+    assert orders == sorted(orders)
+    assert len(set(orders)) == len(orders)
+    late = Candidate("late", outcomes=seeds(0.8, 0.1, 0.9))
+    for outcome in late.outcomes:
+        outcome.metrics[-1]["virtual_seconds"] = 2.0
+    assert rank(ranked[1], 0.8) < rank(late, 0.8) < rank(ranked[2], 0.8)
+    assert rank(ranked[0], None) < rank(ranked[3], None) < rank(ranked[1], None)
 
 
 def test_the_choice_is_ranked_and_its_toml_runs(tmp_path: Path) -> None:

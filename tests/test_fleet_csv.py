@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from offbeat import Experiment, run
 from offbeat.cli import app
 from offbeat.config import toml
 from offbeat.errors import ConfigError
@@ -114,6 +116,23 @@ def test_the_command_writes_what_every_fleet_flag_takes(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, [*words.split(), "--json"])
     assert ran.exit_code == 0, ran.output
     assert '"fleet": "measured"' in ran.output
+
+
+def test_the_summary_says_idle_as_a_run_does(tmp_path: Path) -> None:
+    """Of the devices' time in rounds of all of them: transfers are not computing."""
+    text = "step_ms,down_mbit,up_mbit,latency_ms\n2,0.05,0.01,40\n7,0.2,0.02,10\n20,1,0.5,5\n"
+    numbers = 64 * 10 + 10  # of the logistic model, in float32
+    words = ["fleet", "from-csv", str(table(tmp_path, text)), "--steps", "5", "--megabytes", str(4e-6 * numbers)]
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    task = {"name": "digits", "clients": 3, "model": "logistic"}
+    made = run(
+        Experiment(
+            {"name": "local-sgd", "n": 3, "local_steps": 5}, task, toml.read(Path(told["fleet"]))["fleet"],
+            until={"commits": 3}, device="cpu",
+        )
+    )  # fmt: skip
+    assert told["idle_in_rounds"] == pytest.approx(made.idle_share, abs=1e-6)
+    assert 0.5 < made.idle_share < 1
 
 
 def test_lists_of_a_config_are_checked() -> None:

@@ -302,6 +302,24 @@ def test_a_loss_that_trains_is_not_refused(task: Task) -> None:
     assert task.problems() == []
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(p.grad is None for p in task.model.parameters())
+    task.warn()  # a warning is an error in tests
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        own(loss=nn.CrossEntropyLoss(reduction="sum")),
+        own(loss=lambda o, t: functional.cross_entropy(o, t, reduction="sum")),
+        own(model=nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), loss=nn.CrossEntropyLoss(reduction="sum")),
+        real(lambda o, t: ((o.squeeze(1) - t) ** 2).sum()),
+    ],
+    ids=["module", "function", "drawing", "own"],
+)
+def test_a_loss_that_is_a_sum_is_warned_of_before_the_run(task: Task) -> None:
+    assert task.problems() == []
+    with pytest.warns(UserWarning, match="the loss gives the sum over the samples of a batch, and rates"):
+        build(experiment(method={"name": "local-sgd", "n": 2}, task=task))
 
 
 class Call(nn.Module):

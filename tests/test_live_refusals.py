@@ -274,6 +274,7 @@ def test_nothing_that_a_server_names_is_executed() -> None:
     ("method", "said"),
     [
         ({"name": "fedagrac", "saving": True}, "saving needs every finished update"),
+        ({"name": "fedagrac", "reference": "equation-4"}, "reference = 'equation-4' needs every finished update"),
         ({"name": "hierarchical-local-sgd", "local_steps": 2}, "edge server"),
         ({"name": "gossip-sgd", "local_steps": 2}, "no server at all"),
     ],

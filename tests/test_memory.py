@@ -253,6 +253,50 @@ def test_waves_equal_the_twin_and_the_second_implementation(
     close(engine.server.state["model"], torch.tensor(wanted), 1e-10)
 
 
+# ---- means over all clients ---------------------------------------------------------------------
+LEAVING = {"mean_on": 0.8, "mean_off": 0.2}
+UNEVEN = {"jitter": JITTER, "up_mbit": 8e-5}  # an upload of one byte takes 0.1 s, a download no time
+PARTIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "drop-out": ({}, {"drop_out": 0.3}),
+    "presence": ({}, LEAVING | {"latency": 0.1}),
+    "replacement": ({"n": 3, "replacement": True}, {}),
+    "over-selection": ({"n": 2, "over_selection": 2.0}, UNEVEN),
+    "deadline": ({"deadline": 0.4}, UNEVEN),
+    "buffer": ({"when": Buffer(4), "experimental": True}, {}),  # some clients twice in a commit
+    "sampled": ({"when": Sampled(3), "experimental": True}, {}),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+@pytest.mark.parametrize("name", ["scaffold", "fedagrac"])
+def test_corrections_lead_to_the_optimum_whoever_takes_part(name: str, case: str) -> None:
+    """The mean correction, c or nu, is that of all clients; were it that of some, the limit would be another point."""
+    options, changes = PARTIAL[case]
+    matrices, linear = random_quadratic(4, 2, seed=1)
+    parts = np.array([0.1, 0.2, 0.3, 0.4])
+    optimum = np.linalg.solve(np.tensordot(parts, matrices, 1), parts @ linear)
+    world = build_fleet("custom", 4, 0, step_seconds=SPEED, local_steps=[3, 1, 4, 2], **changes)
+    spec = {"name": name, "client_lr": 0.1, "weights": parts.tolist(), **options}
+    engine, _ = play(spec, quadratic(matrices, linear, np.ones(2)), world.durations(0, 0.0, 1.0), commits=150)
+    server = engine.server
+    close(server.state["model"], torch.tensor(optimum), 1e-4)
+    assert server.kept is not None
+    (kept,) = server.kept.held.values()
+    close(server.state["c" if name == "scaffold" else "nu"], torch.tensor(parts) @ kept)
+
+
+@pytest.mark.parametrize("case", ["drop-out", "replacement"])
+def test_the_control_of_the_server_is_the_mean_of_those_of_the_clients(case: str) -> None:
+    """Of all clients' memories, where no finished update is lost."""
+    options, changes = PARTIAL[case]
+    world = build_fleet("custom", 8, 0, step_seconds=SPEED, local_steps=STEPS, **changes)
+    engine = eager(build_method({"name": "scaffold", **options}), world)
+    assert engine.solver.memory is not None
+    held = engine.solver.memory.held["c_i"]
+    assert held.norm() > 0
+    close(engine.server.state["c"], held.mean(0))
+
+
 @pytest.mark.parametrize("policy", [Rounds(), Rounds(size=4)], ids=["all", "n"])
 def test_saving_changes_nothing_while_every_finished_update_arrives(policy: Rounds) -> None:
     plain, saving = (METHODS["fedagrac"](saving=saves, when=policy) for saves in (False, True))
@@ -266,9 +310,18 @@ def test_saving_is_refused_where_finished_updates_are_lost(policy: Rounds) -> No
         METHODS["fedagrac"](saving=True, when=policy)
 
 
-def test_saving_is_refused_where_clients_leave_with_their_updates() -> None:
-    with pytest.raises(ConfigError, match="saving needs every finished update"):
-        build(experiment(method={"name": "fedagrac", "n": 3, "saving": True}, fleet=moving("coming-and-going")))
+@pytest.mark.parametrize("changes", [LEAVING, {"drop_out": 0.1}], ids=["presence", "drop-out"])
+@pytest.mark.parametrize("option", [{"saving": True, "n": 3}, {"reference": "equation-4"}], ids=["saving", "eq4"])
+def test_what_needs_every_update_is_refused_where_clients_may_be_missing(
+    option: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    fleet = moving("quick-links")
+    build(experiment(method={"name": "fedagrac", **option}, fleet=fleet))
+    with pytest.raises(ConfigError) as caught:
+        build(experiment(method={"name": "fedagrac", **option}, fleet=fleet | changes))
+    (sentence,) = caught.value.problems
+    assert ("saving" if "saving" in option else "reference = 'equation-4'") + " needs every finished update" in sentence
+    assert "leave out" in sentence
 
 
 def test_a_sampled_fedagrac_is_the_same_however_it_is_said() -> None:
@@ -480,7 +533,7 @@ def test_a_place_that_was_asked_for_is_not_exchanged(monkeypatch: pytest.MonkeyP
     rooms(monkeypatch, device=1e12, host=1000, file=1e12)
     build(experiment(client_memory="device"))
     build(experiment(client_memory="file"))
-    with pytest.raises(ConfigError, match="client_memory = 'host': c_i of 8 clients take"):
+    with pytest.raises(ConfigError, match="client_memory = 'host': c_i, kept control of 8 clients take"):
         build(experiment(client_memory="host"))
 
 
@@ -672,6 +725,13 @@ def test_a_schedule_that_is_no_name_is_refused() -> None:
 def test_probes_that_a_policy_makes_void_are_named() -> None:
     with pytest.raises(ConfigError, match="probes has no effect with when"):
         build(experiment(method={"name": "fedlin", "probes": 3, "when": {"policy": "rounds"}}))
+
+
+@pytest.mark.parametrize("when", [Rounds(size=2), Rounds(), Buffer(3)], ids=["n", "all", "buffer"])
+def test_fedlin_needs_rounds_in_two_halves(when: Any) -> None:
+    with pytest.raises(ConfigError, match="`when` has no probes; set the number of gradients"):
+        METHODS["fedlin"](when=when, experimental=True)
+    METHODS["fedlin"](when=Rounds(size=2, probes=1))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from safetensors.torch import load_file
 from digits_runs import FEDBUFF, TASK, experiment
 from offbeat import Experiment, OffbeatError, replay, resume, run
 from offbeat.config import toml
-from offbeat.errors import BadNumbers
+from offbeat.errors import BadNumbers, ConfigError
 from offbeat.records import Arrived, Begun, Commit, Finished, Joined, Left, Offer, Overwritten, Start
 from offbeat.runs.account import Account
+from offbeat.runs.logbook import Evaluate
 from offbeat.runs.loop import Interrupted
+from offbeat.runs.report import comparison_table
 from offbeat.runs.stored import read_metrics, read_trace
 from offbeat.runs.target import Crossing, crossing, limit_problems, stop_reason
 from stopped_runs import InterruptAt, figures, interrupted, killed_process, same_bits
@@ -248,6 +251,46 @@ def test_the_smoothed_limit_waits_longer_than_the_single_one(long):
     at = crossing(long.metrics, aim, smooth=5)
     assert crossing(long.metrics, aim).commit < at.commit == stopped.commits < 40
     assert stopped.reached_smoothed[str(aim)] == {"commit": at.commit, "virtual_seconds": at.virtual_seconds}
+
+
+def test_the_table_of_a_smoothed_limit_has_its_time(long):
+    """The time of the limit that ends the run, not the earlier one of a single evaluation."""
+    aim = 0.35
+    stopped = run(experiment(until={"accuracy_smoothed": aim, "commits": 40}, evaluate={"every_commits": 1}))
+    end = {"commit": stopped.commits, "virtual_seconds": stopped.virtual_seconds}
+    assert stopped.reached[f"accuracy_smoothed {aim}"] == end
+    assert stopped.reached[str(aim)]["commit"] < stopped.commits
+    target = next(iter(stopped.reached))
+    columns, (row,), _ = comparison_table({"it": [stopped.result]}, target)
+    assert (columns[-1], row[-1]) == (f"s to accuracy_smoothed {aim}", f"{stopped.virtual_seconds:,.1f}")
+    assert long.reaching(target)["reached"][target] == end  # of a run whose config has no such limit
+
+
+def test_evaluations_by_seconds_are_due_at_every_multiple():
+    """The floats 0.3 / 0.1 and 0.6 / 0.1 lie below 3 and 6."""
+    look = Evaluate(every_seconds=0.1)
+    times = [tick / 10 for tick in range(1, 400)]
+    assert [time for before, time in pairwise(times) if not look.due(0, before, time)] == []
+    between = [time + 0.05 for time in times]
+    assert not any(look.due(0, time, later) for time, later in zip(times, between, strict=True))
+    task = {"name": "quadratic", "clients": 2, "dimension": 2}
+    fleet = {"name": "custom", "step_seconds": 0.1}
+    method = {"name": "local-sgd", "n": 2, "local_steps": 1}
+    made = run(Experiment(method, task, fleet, until={"commits": 12}, evaluate={"every_seconds": 0.1}, device="cpu"))
+    assert [row["commit"] for row in made.metrics] == list(range(13))
+
+
+def test_a_payload_of_no_bytes_is_no_default():
+    """Transfers of zero bytes take no time and are not counted."""
+    fleet = {"name": "custom", "step_seconds": 0.1, "down_mbit": 0.01, "up_mbit": 0.01}
+    task = {"name": "digits", "clients": 2, "model": "logistic"}
+    given = Experiment({"name": "local-sgd", "n": 2, "local_steps": 1}, task, fleet, until={"commits": 1}, device="cpu")
+    assert run(given).virtual_seconds > 1
+    made = run(replace(given, fleet=fleet | {"payload_bytes": 0}))
+    assert (made.virtual_seconds, made.bytes_up, made.bytes_down) == (0.1, 0, 0)
+    still = replace(given, fleet=fleet | {"payload_bytes": 0, "step_seconds": 0}, until={"virtual_seconds": 1})
+    with pytest.raises(ConfigError, match="never reached"):
+        run(still)
 
 
 def test_a_target_met_at_the_start_needs_no_commit():

@@ -404,8 +404,11 @@ def test_the_second_half_goes_to_those_that_are_left() -> None:
     assert conductor.arrived(1.0, Arrived(0, 0, 0, 1)) == []
     assert conductor.arrived(1.0, Arrived(1, 0, 0, 1)) == [Commit(((0, 0), (1, 0))), Start(0, 1, 0), Start(1, 1, 0)]
     assert conductor.left(2.0, Left(0)) == []
-    assert conductor.left(2.0, Left(1)) == [Start(2, 1, 0)]  # nobody of them is: whoever is there
-    assert conductor.arrived(3.0, Arrived(2, 1, 1, 5)) == [Commit(((2, 1),)), Start(2, 2, 1)]
+    assert conductor.left(2.0, Left(1)) == []  # nobody of them is: it waits, as client 2 gave no gradient
+    assert conductor.left(2.1, Left(2)) == []
+    assert conductor.joined(2.2, Joined(2)) == []
+    assert conductor.joined(2.5, Joined(1)) == [Start(1, 1, 0)]
+    assert conductor.arrived(3.0, Arrived(1, 1, 1, 5)) == [Commit(((1, 1),)), Start(1, 2, 1), Start(2, 2, 1)]
 
 
 @pytest.mark.parametrize(

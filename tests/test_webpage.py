@@ -33,8 +33,8 @@ NASTY = '</script><img src=x onerror="alert(1)">&'
 
 
 def experiment(method: Any = "fedbuff", **more: Any) -> Experiment:
-    return Experiment(method=method, task=TASK, fleet="straggling", device="cpu", evaluate={"every_commits": 2},
-                      **{"until": {"commits": 8}, **more})  # fmt: skip
+    return Experiment(method=method, task=TASK, fleet="straggling", device="cpu",
+                      **{"until": {"commits": 8}, "evaluate": {"every_commits": 2}, **more})  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -294,3 +294,15 @@ def test_a_file_that_goes_while_it_is_read_is_asked_for_again() -> None:
     assert chronicle.again(read) == "whole"
     with pytest.raises(OffbeatError, match="never there"):
         chronicle.again(lambda: (_ for _ in ()).throw(OffbeatError("never there")))
+
+
+def test_the_time_to_a_smoothed_limit_is_the_time_of_the_limit(tmp_path: Path) -> None:
+    until = {"accuracy_smoothed": 0.3, "commits": 60}
+    made = run(experiment(until=until, evaluate={"every_commits": 1}), tmp_path)
+    table = webpage.target_table({"it": [chronicle.read_run(tmp_path)]}, [0.3])
+    (row,) = table["rows"]
+    assert made.ended.startswith("accuracy_smoothed >= 0.3")
+    assert dict(zip(table["columns"], row, strict=True))["time to 0.3 (mean of 5)"] == webpage.palette.duration(
+        made.virtual_seconds
+    )
+    assert "when the mean of 5 evaluations does" in table["note"]

@@ -187,6 +187,7 @@ class Cohort(NamedTuple):
     units: int  # who can report: the clients, or their clusters
     key: int  # for what the commit draws
     numbers: Mapping[str, Vector]  # what clients say beside their vectors (`Local.numbers`)
+    newest: Vector  # 1 at one entry of each client, its newest job here; 0 at its others (older jobs, repetitions)
 
 
 class Stage(Protocol):
@@ -233,9 +234,10 @@ class Rule:
     by one has `commit` instead, with a row per update.
 
     Where the server `keeps` vectors of each client, `commit` finds those of its cohort among the updates, and gives
-    them back renewed beside the state. With `prime` a run opens with every client's gradient over its whole shard at
-    version 0: all that is remembered or kept of a client starts from it (else from zeros), and `prime` is given the
-    mean by `share`, whose weights sum to one. So are the buffers of clients averaged, where a rule has a `share`.
+    them back renewed beside the state; the server stores the row of each client's newest job (`Cohort.newest`). With
+    `prime` a run opens with every client's gradient over its whole shard at version 0: all that is remembered or kept
+    of a client starts from it (else from zeros), and `prime` is given the mean by `share`, whose weights sum to one. So
+    are the buffers of clients averaged, where a rule has a `share`.
     """
 
     local: Local
@@ -250,6 +252,7 @@ class Rule:
     prime: Callable[[State, Vector], State] | None = None
     clients: int | None = None  # it is made for so many, where it has a number for each
     lossless: bool = False  # it needs every update that a client has finished, exactly as it was
+    reliable: str | None = None  # its option, as messages name it, that needs clients who stay and lose no job
     # How many vectors go down and up for each update, where it is not each one named above: numbers, or columns.
     travels: Callable[[Cohort], tuple[Vector | int, Vector | int]] | None = None
     exact: tuple[str, ...] = ()  # vectors of a broadcast that go through no stage

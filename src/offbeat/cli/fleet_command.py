@@ -84,13 +84,14 @@ def summed(fleet: Fleet, steps: int, size: float) -> dict[str, Any]:
         for name, values in columns.items()
         if np.isfinite(values).all() and values.max() > 0
     }
-    each = fleet.step_seconds * steps + fleet.down_latency + fleet.up_latency
-    each = each + size / fleet.down_bandwidth + size / fleet.up_bandwidth
-    idle = float(1 - each.mean() / each.max())
+    computing = fleet.step_seconds * steps
+    each = computing + fleet.down_latency + fleet.up_latency + size / fleet.down_bandwidth + size / fleet.up_bandwidth
+    idle = float(1 - computing.mean() / each.max())  # `idle_share` of a run: transfers count as idle
     said = (
         f"a job of {steps} steps and {size / 1e6:g} MB each way takes {duration(float(np.median(each)))} on the median "
         f"device and {duration(float(each.max()))} on the slowest ({each.max() / np.median(each):.1f} times as long); "
-        f"in rounds that wait for everyone, devices would be idle {idle:.0%} of the time"
+        f"in rounds that wait for everyone, devices would be idle {idle:.0%} of the time (they send, receive or "
+        "wait)"
     )
     return {"quantities": quantities, "idle_in_rounds": idle, "job_seconds_median": float(np.median(each)),
             "job_seconds_slowest": float(each.max()), "said": said}  # fmt: skip

@@ -75,8 +75,8 @@ def prime(servers: Sequence[Server], solver: Solver) -> None:
     if rule.prime is None:
         return
     assert rule.share is not None
-    many, model = len(first.sizes), first.broadcast()["model"]
-    share = rule.share(first.cohort(range(many), [0] * many, [1] * many))
+    model = first.broadcast()["model"]
+    share = rule.share(first.everyone())
     mean = torch.zeros_like(model)
     for clients, gradients in solver.opening(model):
         arrived = received(rule.up, gradients, keys.key(first.seed, "prime", clients))
@@ -179,9 +179,7 @@ class Engine(Newest):
             known = [job for name in names if (job := begun.get(name) or horizon.job(name)) is not None]
             if len(known) < len(names) or not any(job in known for job in jobs):
                 continue
-            staleness = [version + ahead - job.version for job in known]
-            cohort = self.server.cohort([j.client for j in known], staleness, [j.steps for j in known], version + ahead)
-            plans.append(Plan(version + ahead, names, rule.weights(cohort)))
+            plans.append(Plan(version + ahead, names, rule.weights(self.server.cohort(known, version + ahead))))
         return plans
 
     def answer(self) -> Answer:

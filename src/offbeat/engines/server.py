@@ -27,6 +27,18 @@ def finite(vectors: Iterable[Tensor]) -> bool:
     return all(math.isfinite(vector.sum()) or bool(vector.isfinite().all()) for vector in vectors)
 
 
+def newest(jobs: Sequence[Begun]) -> list[bool]:
+    """Return for each job whether it is the last of its client; of a job that is there several times, the first is.
+
+    >>> newest([Begun(4, 0, 0, 1), Begun(4, 1, 1, 1), Begun(2, 7, 1, 1), Begun(2, 7, 1, 1)])
+    [False, True, True, False]
+    """
+    last: dict[int, int] = {}
+    for job in jobs:
+        last[job.client] = max(last.get(job.client, -1), job.job)
+    return [last.get(job.client) == job.job and last.pop(job.client) >= 0 for job in jobs]
+
+
 class Server:
     """The state after the last commit, and what each version broadcast. `sizes` are the samples of each client;
     `members` the clients behind whoever reports (None: each for itself)."""
@@ -77,25 +89,28 @@ class Server:
         self.state = self.method.what.prime(self.state, mean)
         self.versions = {0: self.broadcast()}
 
-    def cohort(
-        self, clients: Sequence[int], staleness: Sequence[int], steps: Sequence[int], version: int | None = None
-    ) -> Cohort:
-        """Of a commit now, or of the one that will replace that version."""
+    def everyone(self) -> Cohort:
+        """The cohort of one job of each client."""
+        return self.cohort([Begun(client, 0, self.version, 1) for client in range(len(self.sizes))])
+
+    def cohort(self, jobs: Sequence[Begun], version: int | None = None) -> Cohort:
+        """The cohort of a commit now, or of the one that will replace that version."""
         version = self.version if version is None else version
+        clients = [job.client for job in jobs]
+        staleness, steps = [version - job.version for job in jobs], [job.steps for job in jobs]
         behind = [[client] for client in clients] if self.members is None else [self.members[c] for c in clients]
         samples, devices = [sum(self.sizes[i] for i in each) for each in behind], [len(each) for each in behind]
-        columns = torch.tensor([staleness, steps, samples, devices], dtype=self.dtype)
+        columns = torch.tensor([staleness, steps, samples, devices, newest(jobs)], dtype=self.dtype)
         numbers = torch.tensor(clients).to(self.device, non_blocking=True)
-        stale, counts, shards, many = columns.to(self.device, non_blocking=True)
+        stale, counts, shards, many, new = columns.to(self.device, non_blocking=True)
         whole, key = (len(self.sizes), sum(self.sizes), self.units), keys.key(self.seed, "commit", version)
-        return Cohort(stale, counts, shards, numbers, many, version, *whole, key, {})
+        return Cohort(stale, counts, shards, numbers, many, version, *whole, key, {}, new)
 
     def commit(self, jobs: Sequence[Begun], updates: Update, sums: Sums | None = None) -> list[int]:
         """The next version, from a row of all that was sent for each of the jobs; and how stale each update was. With
         `sums`, which adds the vectors up by weights, the rows of `updates` are those of numbers alone."""
         rule = self.method.what
-        staleness = [self.version - job.version for job in jobs]
-        cohort = self.cohort([job.client for job in jobs], staleness, [job.steps for job in jobs])
+        cohort = self.cohort(jobs)
         cohort = cohort._replace(numbers={name: updates[name] for name in rule.local.numbers})
         if sums is not None:
             assert rule.apply is not None
@@ -110,11 +125,14 @@ class Server:
         if self.device.type == "cpu" and not finite((*state.values(), *kept.values())):
             raise BadNumbers(self.complaint(self.version + 1))
         if self.kept is not None:
-            self.kept.write(cohort.client, kept)
+            clients, rows = cohort.client, [row for row, new in enumerate(newest(jobs)) if new]
+            if len(rows) < len(jobs):
+                clients, kept = clients[rows], {name: t[rows] for name, t in kept.items()}
+            self.kept.write(clients, kept)
         self.state = state
         self.version += 1
         self.versions[self.version] = self.broadcast()
-        return staleness
+        return [self.version - 1 - job.version for job in jobs]
 
     def same_vectors(self, state: Any) -> State:
         """What a commit gave, if it is a state of the same vectors."""

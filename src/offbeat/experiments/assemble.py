@@ -62,7 +62,8 @@ class Built:
 
     @property
     def vector_bytes(self) -> float:
-        return self.fleet.payload_bytes or float(self.numbers * (8 if self.experiment.precision == "float64" else 4))
+        stated = self.fleet.payload_bytes
+        return float(self.numbers * (8 if self.experiment.precision == "float64" else 4)) if stated is None else stated
 
     @property
     def traffic(self) -> Traffic:
@@ -275,6 +276,7 @@ def objects(experiment: Experiment) -> Built:
         attempt("fleet", lambda: make_fleet(experiment, 100))
     if problems:
         raise ConfigError(problems)
+    parts["task"].warn()
     return Built(experiment, parts["method"], parts["task"], parts["fleet"])
 
 
@@ -309,7 +311,8 @@ def policy_problems(when: Any) -> list[str]:
 
 def idle_problems(experiment: Experiment, fleet: Fleet) -> list[str]:
     """A limit on time alone, where nothing takes any."""
-    times = (fleet.step_seconds, fleet.down_latency, fleet.up_latency, 1 / fleet.down_bandwidth, 1 / fleet.up_bandwidth)
+    times = [fleet.step_seconds, fleet.down_latency, fleet.up_latency]
+    times += [] if fleet.payload_bytes == 0 else [1 / fleet.down_bandwidth, 1 / fleet.up_bandwidth]
     if set(experiment.until) != {"virtual_seconds"} or any(array.any() for array in times):
         return []
     return [
@@ -341,10 +344,11 @@ def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fle
     problems = method_problems(method, task.batch_norm) if task.changing.state else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
         problems.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
-    if rule.lossless and fleet.presence is not None:
+    if rule.reliable and (fleet.presence is not None or fleet.drop_out):
         problems.append(
-            f"{method.name}: saving needs every finished update, but clients of this fleet leave with theirs; take a "
-            "fleet whose clients stay, or saving = false"
+            f"{method.name}: {rule.reliable} needs every finished update of clients that are always there, but clients "
+            f"of this fleet come and go or lose jobs; leave out {rule.reliable}, or take a fleet without presence "
+            "(mean_on, mean_off) and drop_out"
         )
     if rule.personal:
         numbers = task.numbers

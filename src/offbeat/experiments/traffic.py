@@ -78,7 +78,8 @@ class Traffic:
 
     def cohort(self, clients: Sequence[int], steps: Sequence[int]) -> Cohort:
         """What a rule can know of a cohort before its updates are there."""
-        numbers = [[0] * len(steps), steps, [self.samples[client] for client in clients], [1] * len(steps)]
-        stale, counts, samples, devices = torch.tensor(numbers, dtype=torch.float64)
+        ones = [1] * len(steps)
+        numbers = [[0] * len(steps), steps, [self.samples[client] for client in clients], ones, ones]
+        stale, counts, samples, devices, newest = torch.tensor(numbers, dtype=torch.float64)
         whole = (len(self.samples), sum(self.samples), len(self.samples))
-        return Cohort(stale, counts, samples, torch.tensor(clients), devices, 0, *whole, 0, {})
+        return Cohort(stale, counts, samples, torch.tensor(clients), devices, 0, *whole, 0, {}, newest)

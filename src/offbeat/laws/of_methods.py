@@ -84,10 +84,10 @@ def untouched(trial: Trial) -> str | None:
         update, changed = touched(local.finish, given, moved, job._replace(step=torch.tensor(1)))
     if changed:
         return "`begin` or `finish` changes the vectors that it is given in their place; give new ones"
-    clients = list(range(rule.clients or 3))
-    server = Server(method, MODEL.clone(), 0, [4] * len(clients), None)
-    cohort = server.cohort(clients, [0] * len(clients), [1] * len(clients))
-    rows = {name: torch.stack([value] * len(clients)) for name, value in update.items()}
+    clients = rule.clients or 3
+    server = Server(method, MODEL.clone(), 0, [4] * clients, None)
+    cohort = server.everyone()
+    rows = {name: torch.stack([value] * clients) for name, value in update.items()}
     cohort = cohort._replace(numbers={name: rows[name] for name in local.numbers})
     vectors = {name: rows[name] for name in local.sends} | dict.fromkeys(rule.keeps, 0 * rows[local.sends[0]])
     if touched(rule.renew, server.state, vectors, cohort)[1]:

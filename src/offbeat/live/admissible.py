@@ -13,10 +13,10 @@ def require_live(built: Built) -> None:
     """Refuses an experiment that cannot run live: which part, and why."""
     problems = []
     experiment = built.experiment
-    if built.method.what.lossless:
+    if option := built.method.what.reliable:
         problems.append(
-            f"{built.method.name}: saving needs every finished update exactly, and live clients may lose theirs; leave "
-            "out saving"
+            f"{built.method.name}: {option} needs every finished update of clients that are always there, and live "
+            f"clients may leave or lose theirs; leave out {option}"
         )
     if built.hybrid is not None and (built.hybrid.edge or not built.hybrid.server):
         what = "an edge server inside each cluster" if built.hybrid.edge else "no server at all"

@@ -135,7 +135,7 @@ class Run:
             return False
         rule, server, many = self.built.method.what, self.server, self.clients
         assert rule.share is not None
-        share = rule.share(server.cohort(range(many), [0] * many, [1] * many))
+        share = rule.share(server.everyone())
         gradients = torch.stack([self.primed[client] for client in range(many)])
         server.keep(torch.arange(many), gradients)
         with self.engine.settings:

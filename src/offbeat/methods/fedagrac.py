@@ -8,7 +8,7 @@ a fast client keeps as nu_i: the mean of its gradients (`reference = "mean"`, as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ def fedagrac(
     mean the first, of the others the mean over their steps ("by-steps"); from everyone the "mean" or the "first"; or
     the "reverse". `first` is the first stochastic gradient, or the mean over the first "epoch". `reference` is what a
     client keeps as nu_i: the "mean" (line 11), or by "equation-4" a client with more steps than the mean its first.
-    With `saving` only first gradients are sent, the server works out the means (section 4.2). With n sampled clients
-    the server keeps what each one sent last, and nu stays the mean over all.
+    With `saving` only first gradients are sent, the server works out the means (section 4.2). The server
+    keeps what each client sent last, so nu stays the mean over all clients, whoever takes part in a round.
     """
     share, lr, lam = shares(weights), client_rate(client_lr), rate(calibration, "calibration", zero=True)
 
@@ -68,28 +68,19 @@ def fedagrac(
         steps = cohort.steps.double()
         return TRANSITS[transit](steps > share.of(cohort).double() @ steps * (1 + 1e-6))  # 14, 21
 
-    def weigh(cohort: Cohort) -> dict[str, Tensor]:
-        p, fast = share.of(cohort), sends_first(cohort)
-        return {"delta": p, "first": p * fast, "mean": p * ~fast}
-
-    def apply(w: State, sums: Update, cohort: Cohort) -> State:
-        beside = refs.beside_model(reference, sums["first"] + sums["mean"], share.of(cohort), cohort.steps)  # 23
-        return {"model": w["model"] - sums["delta"], **beside}  # 20
-
     def commit(w: State, updates: Update, cohort: Cohort) -> State:
-        """With sampled clients the server keeps what each one sent last."""
-        sent = torch.where(sends_first(cohort)[:, None], updates["first"], updates["mean"])
-        nu = w["nu"] + share.part(cohort) * (share.of(cohort) @ (sent - updates["kept sent"]))
-        return {"model": w["model"] - share.of(cohort) @ updates["delta"], "nu": nu, "kept sent": sent}
+        p, sent = share.of(cohort), torch.where(sends_first(cohort)[:, None], updates["first"], updates["mean"])
+        nu = w["nu"] + share.once(cohort) @ (sent - updates["kept sent"])  # 23
+        beside = refs.beside_model(reference, nu, p, cohort.steps)
+        return {"model": w["model"] - p @ updates["delta"], **beside, "kept sent": sent}  # 20
 
-    everyone = when.cohort is None and not when.drops
-    refs.require(reference, everyone and not saving)
-    form: Any = {"weigh": weigh, "apply": apply} if everyone else {"commit": commit, "keeps": ("kept sent",)}
+    refs.require(reference, when.cohort is None and not when.drops and not saving)
     rule = Rule(
         Local(begin, step, finish, {"lr": lr, "calibration": lam}, ("delta", "first", "mean"),
               remembers=refs.REMEMBERS[reference]), init=refs.init(reference), broadcasts=refs.broadcasts(reference),
-        share=share.of, clients=share.clients, travels=lambda cohort: (2, 2),
-        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None, **form,
+        commit=commit, keeps=("kept sent",), reliable=refs.RELIABLE[reference], share=share.of,
+        clients=share.clients, travels=lambda cohort: (2, 2),
+        prime=(lambda w, mean: w | {"nu": mean}) if start == "gradients" else None,
     )  # fmt: skip
     return Method("fedagrac", when, saved(rule, when, sends_first) if saving else rule)
 

@@ -33,5 +33,6 @@ def saved(rule: Rule, policy: Policy, sends_first: Callable[[Cohort], Tensor]) -
 
     return replace(
         rule, local=replace(rule.local, sends=("delta", "first")), weigh=None, apply=None, commit=commit,
-        keeps=("kept nu_i", *rule.keeps), lossless=True, travels=lambda cohort: (2, 1 + sends_first(cohort).double()),
+        keeps=("kept nu_i", *rule.keeps), lossless=True, reliable="saving",
+        travels=lambda cohort: (2, 1 + sends_first(cohort).double()),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from offbeat.errors import ConfigError
 from offbeat.method import Cohort, Job, Local, Method, Policy, Rule, State, Update, takes_policy
 from offbeat.numerics import optimisers
 from offbeat.numerics.local import descend
@@ -37,6 +38,13 @@ def fedlin(
     g_i(w) is the mean of `probes` stochastic gradients at w; where batches are whole shards, one is exact. The same n
     clients (None: all) take part in both halves of a round.
     """
+    if getattr(when, "probes", None) is None:
+        raise ConfigError(
+            [
+                "fedlin: in a round the same clients send gradients and then take steps, but `when` has no probes; set "
+                "the number of gradients, as in when = {policy = 'rounds', size = 2, probes = 1}"
+            ]
+        )
     share = shares(weights)
 
     def begin(given: State, job: Job) -> Path:

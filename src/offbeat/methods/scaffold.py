@@ -2,6 +2,9 @@
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: stochastic controlled averaging for federated learning.
 ICML 2020 (Algorithm 1). With weights other than "uniform" means are weighted, and c is the weighted mean of all c_i.
+
+A client sends its new c_i, and the server keeps what each client sent last and moves c by the change. So c is the mean
+over all clients of the c_i received last, also where updates are lost or a client is drawn several times for a round.
 """
 
 from __future__ import annotations
@@ -41,19 +44,20 @@ def scaffold(
             renewed = given["gradient"]  # 12 (i)
         else:
             renewed = delta / (job.steps * job.lr) - path.c  # 12 (ii): c_i - c + (x - y) / (K lr)
-        return {"delta": delta, "c_delta": renewed - given["c_i"], "c_i": renewed}  # 13-14
+        return {"delta": delta, "control": renewed, "c_i": renewed}  # 13-14
 
-    def apply(w: State, mean: Update, cohort: Cohort) -> State:
-        model = w["model"] - at(cohort.version) * mean["delta"]  # 16-17
-        return w | {"model": model, "c": w["c"] + share.part(cohort) * mean["c_delta"]}  # uniform: |S| / N
+    def commit(w: State, updates: Update, cohort: Cohort) -> State:
+        model = w["model"] - at(cohort.version) * (share.of(cohort) @ updates["delta"])  # 16-17
+        change = updates["control"] - updates["kept control"]
+        return {"model": model, "c": w["c"] + share.once(cohort) @ change, "kept control": updates["control"]}
 
     steps = Local(
-        begin, corrected_step, finish, {"lr": client_rate(client_lr)}, ("delta", "c_delta"), remembers=("c_i",),
+        begin, corrected_step, finish, {"lr": client_rate(client_lr)}, ("delta", "control"), remembers=("c_i",),
         full_gradient=option == "I",
     )  # fmt: skip
     prime = (lambda w, mean: w | {"c": mean}) if start == "gradients" else None
     rule = Rule(
-        steps, init=optimisers.beside("c"), weigh=share.of, apply=apply, broadcasts=("model", "c"), share=share.of,
-        prime=prime, clients=share.clients,
+        steps, init=optimisers.beside("c"), commit=commit, keeps=("kept control",), broadcasts=("model", "c"),
+        share=share.of, prime=prime, clients=share.clients,
     )  # fmt: skip
     return Method("scaffold", when, rule)

@@ -18,6 +18,7 @@ from offbeat.numerics import optimisers
 
 REMEMBERS = {"mean": ("nu_i",), "equation-4": ("nu_i", "first_i", "steps_i")}
 BROADCASTS = {"mean": ("nu",), "equation-4": ("nu", "mean steps")}
+RELIABLE = {"mean": None, "equation-4": "reference = 'equation-4'"}  # what needs all clients in every round
 
 
 def broadcasts(reference: str) -> tuple[str, ...]:

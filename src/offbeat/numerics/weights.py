@@ -32,10 +32,13 @@ class Shares:
         weights, _ = self.weights(cohort)
         return weights / weights.sum().clamp(min=1e-30)  # a cohort without weight moves nothing
 
-    def part(self, cohort: Cohort) -> Tensor:
-        """The cohort's part of the whole fleet: one when all take part."""
+    def once(self, cohort: Cohort) -> Tensor:
+        """Return each client's part of the whole fleet at its newest update, and 0 at its others.
+
+        The sum of these parts times the changes of the clients' vectors is the change of their mean over all clients.
+        """
         weights, whole = self.weights(cohort)
-        return weights.sum() / whole
+        return cohort.newest * weights / whole
 
     def weights(self, cohort: Cohort) -> tuple[Tensor, float]:
         """Weights of the updates, and what those of all clients sum to."""

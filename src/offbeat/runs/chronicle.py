@@ -64,6 +64,11 @@ class Chronicle:
         own = [until[name] for name in ("accuracy", "accuracy_smoothed") if name in until]
         return sorted({float(target) for target in [*self.config.get("targets", ()), *own]})
 
+    @property
+    def smoothed(self) -> float | None:
+        """The accuracy at which the mean of some evaluations ends the run."""
+        return self.config.get("until", {}).get("accuracy_smoothed")  # type: ignore[no-any-return]
+
 
 def read_run(path: Path, label: str = "", rows: Iterable[Row] | None = None) -> Chronicle:
     """The run in a directory. `rows` is its trace, where it is at hand."""

@@ -22,7 +22,8 @@ from offbeat.runs.callbacks import Callbacks, View
 from offbeat.runs.outcome import reached, row_of, summed_up
 from offbeat.runs.roles import Config, Model, Parts
 from offbeat.runs.store import Store
-from offbeat.runs.target import SMOOTH, stop_reason, target_key, target_list
+from offbeat.runs.target import SMOOTH, stop_reason, target_key, target_list, width_of
+from offbeat.schedule.ticks import ticks
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class Evaluate:
     def due(self, version: int, before: float, now: float) -> bool:
         if self.every_commits is not None and version % self.every_commits == 0:
             return True
-        every = self.every_seconds
-        return every is not None and math.floor(now / every) > math.floor(before / every)
+        if self.every_seconds is None:
+            return False
+        every = ticks(self.every_seconds)  # whole numbers, whose quotients are exact: 0.3 s is three times 0.1 s
+        return ticks(now) // every > ticks(before) // every
 
 
 class Logbook:
@@ -163,8 +166,10 @@ class Logbook:
             "metric_faults": self.newest.faults(),
             "callback_faults": self.callbacks.faults,
             "diverging": self.callbacks.warning(),
-            "reached": {target_key(n, t): reached(self.metrics, n, t, 1, figures) for n, t in targets},
-            "reached_smoothed": {target_key(n, t): reached(self.metrics, n, t, SMOOTH, figures) for n, t in targets},
+            "reached": {target_key(n, t): reached(self.metrics, n, t, width_of(n), figures) for n, t in targets},
+            "reached_smoothed": {
+                target_key(n, t): reached(self.metrics, n, t, SMOOTH, figures) for n, t in targets if width_of(n) == 1
+            },
             "share_dead": summary["jobs_dead"] / max(1, summary["jobs_started"]),
             **computed,
             "wall_seconds": time.perf_counter() - self.began,

@@ -14,7 +14,7 @@ from offbeat.runs.account import Account
 from offbeat.runs.columns import metrics_table
 from offbeat.runs.layout import page_table
 from offbeat.runs.report import comparison_table
-from offbeat.runs.target import Crossing, crossing, target_of
+from offbeat.runs.target import Crossing, crossing, plain_name, target_of, width_of
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def row_of(a: Account, metrics: Mapping[str, Any]) -> dict[str, Any]:
 def reached(
     metrics: Sequence[Mapping[str, Any]], name: str, target: float, smooth: int, figures: Mapping[str, Figure]
 ) -> dict[str, Any] | None:
+    name = plain_name(name)
     more = name not in figures or bool(figures[name].more_is_better)
     return moment(crossing(metrics, target, smooth, name, more))
 
@@ -96,9 +97,11 @@ def reaching(result: dict[str, Any], metrics: Sequence[Mapping[str, Any]], targe
     """A result with a target, as results call it, that the run's config may not have named."""
     if target is None or target in result["reached"]:
         return result
-    name, value = target_of(target)
+    limit, value = target_of(target)
+    name = plain_name(limit)
     more = result.get("metrics", {}).get(name, {}).get("more_is_better", name != "loss")
-    return result | {"reached": result["reached"] | {target: moment(crossing(metrics, value, 1, name, bool(more)))}}
+    at = crossing(metrics, value, width_of(limit), name, bool(more))
+    return result | {"reached": result["reached"] | {target: moment(at)}}
 
 
 def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def target_named(given: str, runs: Sequence[Shelved]) -> str:
             [f"--target {given}: write an accuracy, such as 0.9, or a metric's, such as 'mae 0.1'"]
         ) from None
     known = {"accuracy", "loss"}.union(*(run.result.get("metrics", {}) for run in runs))
-    if name not in known:
+    if plain_name(name) not in known:
         raise ConfigError([f"--target {given}: {unknown('metric', name, known)}"])
     return target_key(name, value)
 

@@ -37,6 +37,15 @@ def plain_name(name: str) -> str:
     return name.removesuffix("_smoothed")
 
 
+def width_of(name: str) -> int:
+    """The evaluations over which the mean of a metric must meet a limit.
+
+    >>> width_of("mae_smoothed"), width_of("mae")
+    (5, 1)
+    """
+    return SMOOTH if name.endswith("_smoothed") else 1
+
+
 def limit_problems(until: Mapping[str, Any], figures: Mapping[str, Figure] | None = None) -> list[str]:
     """What is wrong with a table of limits; empty when nothing is. `figures` are metrics that may be limits, too."""
     figures = figures or {}
@@ -87,20 +96,21 @@ def target_problems(targets: Any, figures: Mapping[str, Figure]) -> list[str]:
 
 
 def target_list(targets: Any, until: Mapping[str, float], figures: Mapping[str, Figure]) -> list[tuple[str, float]]:
-    """All targets of a run, by metric and value; limits on metrics count too, accuracy comes first."""
+    """All targets of a run, by metric and value; limits on metrics count too. Smoothed limits come first, and each is
+    also a target by single evaluations; then comes accuracy."""
     given = targets if isinstance(targets, Mapping) else {"accuracy": targets}
     pairs = {(name, float(value)): None for name, values in given.items() for value in values}
     for name, value in until.items():
-        if plain_name(name) in figures and (plain_name(name) != "loss" or name != "loss"):
-            pairs[plain_name(name), float(value)] = None
-    return sorted(pairs, key=lambda pair: (pair[0] != "accuracy", pair))
+        if plain_name(name) in figures and name != "loss":
+            pairs |= {(name, float(value)): None, (plain_name(name), float(value)): None}
+    return sorted(pairs, key=lambda pair: (width_of(pair[0]) == 1, plain_name(pair[0]) != "accuracy", pair))
 
 
 def target_key(name: str, value: float) -> str:
     """How a result calls a target.
 
-    >>> target_key("accuracy", 0.9), target_key("mae", 0.1)
-    ('0.9', 'mae 0.1')
+    >>> target_key("accuracy", 0.9), target_key("mae", 0.1), target_key("accuracy_smoothed", 0.9)
+    ('0.9', 'mae 0.1', 'accuracy_smoothed 0.9')
     """
     return str(value) if name == "accuracy" else f"{name} {value}"
 
@@ -121,7 +131,7 @@ def stop_reason(
     """Which limit the last of the metrics rows has reached, or None."""
     row = rows[-1]
     for limit in until:
-        name, width = plain_name(limit), SMOOTH if limit.endswith("_smoothed") else 1
+        name, width = plain_name(limit), width_of(limit)
         if limit in LIMITS or (figures or {}).get(name) is None:
             continue
         more = bool((figures or {})[name].more_is_better)

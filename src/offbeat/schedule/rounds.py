@@ -27,7 +27,8 @@ class Rounds(OfClients):
     `over_selection` >= 1 starts that many times more clients and keeps the first `size` updates; a `deadline`
     (seconds after the round's start) closes the round with what has arrived, or with the first arrival after it.
     With `probes` a round has two legs, each with a commit: the cohort takes so many steps, then the same clients take
-    `steps` (as where gradients are asked for first).
+    `steps` (as where gradients are asked for first). Those of them that have gone away take no part in the second leg;
+    if all have, it waits until one is back.
     """
 
     steps: int | None = None
@@ -152,7 +153,9 @@ class RoundsConductor:
         leg = self.version % len(self.legs)
         if leg > 0:
             there = set(pool)
-            self.drawn = dict.fromkeys([client for client in self.reported if client in there] or pool, 1)
+            self.drawn = dict.fromkeys([client for client in self.reported if client in there], 1)
+            if not self.drawn:
+                return []  # until one of them is back
         elif size is None:
             self.drawn = dict.fromkeys(pool, 1)
         elif self.policy.replacement:

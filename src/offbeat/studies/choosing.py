@@ -236,13 +236,14 @@ def inconsistency(steps: Sequence[int], measured: Measured) -> str:
 
 
 def rank(candidate: Candidate, target: float | None) -> tuple[float, float, Score]:
-    """Those that were run over seeds come first: all seeds at the target by time, else by accuracy."""
+    """Those that were run over seeds come first, by the share of seeds that missed the target; among equals by the mean
+    time of the seeds that reached it, or by accuracy where none did."""
     if not candidate.outcomes:
         return 9.0, 0.0, candidate.score
     scores = [score_of(outcome.metrics, target) for outcome in candidate.outcomes]
-    worst = max(kind for kind, _ in scores)
-    same = [value for kind, value in scores if kind == worst]
-    return worst, float(np.mean(same)) if worst else float(np.mean([value for _, value in scores])), candidate.score
+    times = [value for kind, value in scores if kind == 0.0]
+    missed = 1 - len(times) / len(scores)
+    return missed, float(np.mean(times or [value for _, value in scores])), candidate.score
 
 
 # ---- what it says -------------------------------------------------------------------------------
@@ -260,6 +261,7 @@ def covered(candidate: Candidate, experiment: Experiment, measured: Measured) ->
 def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: float | None) -> str:
     """Why the first stands first, from what the clock and the runs say."""
     second = next((other for other in ranked[1:] if other.outcomes), None)
+    reaching = 0 if target is None else sum(reached(outcome, target) is not None for outcome in best.outcomes)
     waiting = next((other for other in ranked if other.method in WAITING), None)
     said = []
     steps = built.fleet.step_seconds
@@ -286,6 +288,8 @@ def reason(best: Candidate, ranked: Sequence[Candidate], built: Built, target: f
             said.append(f"{second.method} took {two / max(one, 1e-12):.2g} times as long to the target")
         elif one is not None:
             said.append(f"{second.method} did not always reach the target")
+    if 0 < reaching < len(best.outcomes):
+        said.append(f"only {reaching} of {len(best.outcomes)} seeds reached the target")
     return "; ".join(said)
 
 

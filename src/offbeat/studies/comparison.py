@@ -25,7 +25,7 @@ from offbeat.runs.manifest import read_manifest
 from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import Stored, config_digest, read_metrics, read_model
-from offbeat.runs.target import LIMITS, plain_name, target_key
+from offbeat.runs.target import LIMITS, plain_name, target_key, target_of
 from offbeat.studies import webpage
 
 PAGE = "comparison.html"
@@ -142,7 +142,7 @@ def seed_list(seeds: Sequence[int] | int) -> list[int]:
 def first_target(experiments: Sequence[Experiment]) -> str | None:
     """The target whose time a table shows: a limit on a metric before others."""
     spent = set(LIMITS) - {"accuracy", "accuracy_smoothed"}
-    aims = [(plain_name(name), value) for e in experiments for name, value in e.until.items() if name not in spent]
+    aims = [(name, value) for e in experiments for name, value in e.until.items() if name not in spent]
     for e in experiments:
         given = e.targets if isinstance(e.targets, Mapping) else {"accuracy": e.targets}
         aims += [(name, value) for name, values in given.items() for value in values]
@@ -151,10 +151,8 @@ def first_target(experiments: Sequence[Experiment]) -> str | None:
 
 def accuracies(target: str | None) -> tuple[float, ...]:
     """A target as pictures take it: an accuracy, or none."""
-    try:
-        return () if target is None else (float(target),)
-    except ValueError:
-        return ()
+    name, value = ("", 0.0) if target is None else target_of(target)
+    return (value,) if plain_name(name) == "accuracy" else ()
 
 
 def run_all(

@@ -121,6 +121,34 @@ def tried(kind: str, model: nn.Module, loss: Any, x: Tree, y: Tree, most: int) -
     return value_problems(value, parameters)
 
 
+def sum_note(model: nn.Module, loss: Any, x: Tree, y: Tree, whole: bool = False) -> str | None:
+    """Return a sentence where a loss grows with the number of samples: where two and three times the same batch have
+    two and three times its loss. The model is called once, on a copy."""
+    first = next(p for p in model.parameters() if p.requires_grad)
+    inputs, targets = (fitting(rows_of(t, slice(2)), first) for t in (x, y))
+    with warnings.catch_warnings(), forked([first.device]), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            own = copy.deepcopy(model).train()
+            outputs = called(handing_over(own) if whole else own, inputs)
+            values = [float(loss(*repeated((outputs, targets), times))) for times in (1, 2, 3)]
+            grows = values[0] != 0 and np.allclose(values, np.multiply(values[0], (1, 2, 3)), rtol=1e-3, atol=0)
+        except Exception:  # whatever a loss of one's own raises; some take only the rows that the model gave
+            grows = False
+    if not (grows or getattr(loss, "reduction", None) == "sum"):
+        return None
+    return (
+        "the loss gives the sum over the samples of a batch, and rates and weights here assume a mean: with batches "
+        "of b samples client_lr acts as b times client_lr, and a client with larger batches counts for more. Take the "
+        "mean (reduction = 'mean'), or choose client_lr for the sum"
+    )
+
+
+def repeated(values: Any, times: int) -> Any:
+    """The same rows so many times."""
+    return pytree.tree_map(lambda t: torch.cat([t] * times) if isinstance(t, Tensor) and t.dim() else t, values)
+
+
 def of_several(kind: str, loss: Any, outputs: Any, targets: Tree, parameters: Sequence[Tensor]) -> list[str]:
     """The same where outputs or targets are not one tensor: the loss alone knows how to take them."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,7 +26,7 @@ from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_proble
 from offbeat.numerics.windows import Windows
 from offbeat.tasks.inputs import named_leaves, of_clients, read, text_of
 from offbeat.tasks.loaders import Collate, selects
-from offbeat.tasks.losses import loss_problems, mixed_types, record_taken
+from offbeat.tasks.losses import loss_problems, mixed_types, record_taken, sum_note
 from offbeat.tasks.task_problems import (
     data_problems,
     listed,
@@ -161,6 +162,11 @@ class Task:
                 )
             problems += self.look_problems(kind, rows) if len(problems) == before else []
         return problems or self.step_problems(dtype)
+
+    def warn(self) -> None:
+        """Warn of what a run would take and a user may not want; called where there are no problems."""
+        if note := sum_note(self.model, self.loss, *self.training, self.record is not None):
+            warnings.warn(f"task '{self.name}': {note}", stacklevel=2)
 
     def look_problems(self, kind: str, rows: int) -> list[str]:
         """What is wrong with the sets of single clients that lie in the training or in the test data."""
