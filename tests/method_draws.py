@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,213 +73,235 @@ class Case:
 
 
 # ---- drawing --------------------------------------------------------------------------------------
+class Chance(random.Random):
+    """Draws for one case. `pick` deals the values of an option to the cases of a method like cards: as many cases in a
+    row as there are values have each value once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.index, self.method = divmod(number, len(NAMES))
+
+    def pick(self, what: str, values: Sequence[Any]) -> Any:
+        block, place = divmod(self.index, len(values))
+        order = list(range(len(values)))
+        random.Random(f"{self.method} {what} {block}").shuffle(order)
+        return values[order[place]]
+
+    def often(self, what: str, times: int, of: int) -> bool:
+        return bool(self.pick(what, [True] * times + [False] * (of - times)))
+
+
 def drawn(number: int) -> Case:
     """The run of this number; numbers that are equal modulo 20 are of one method."""
-    rng, name = random.Random(number), NAMES[number % len(NAMES)]
-    clients = rng.randint(4, 7)
-    method: dict[str, Any] = {"name": name, **rates(rng, name)}
-    fleet = drawn_fleet(rng, name)
+    chance, name = Chance(number), NAMES[number % len(NAMES)]
+    clients = chance.randint(4, 7)
+    fleet = drawn_fleet(chance, name)
+    method: dict[str, Any] = {"name": name, **rates(chance, name), **optimisers(chance, name)}
     graphs: tuple[str, ...] = ()
     if name in CLUSTERED:
-        many = 1 if name in ("gossip-sgd", "gossip-pga") else rng.randint(2, 3)
-        cuts = sorted(rng.sample(range(1, clients), many - 1))
+        units = 1 if name in ("gossip-sgd", "gossip-pga") else chance.randint(2, 3)
+        cuts = sorted(chance.sample(range(1, clients), units - 1))
         sizes = [end - begin for begin, end in zip([0, *cuts], [*cuts, clients], strict=True)]
-        graphs = tuple(rng.choice(["ring", "complete", "star", "path", "one-peer-exponential"]) for _ in sizes)
-        fleet["clusters"] = {"sizes": sizes, "graphs": list(graphs), "pace": [rng.uniform(0.5, 3) for _ in sizes]}
-        method |= gossip(rng, name)
-        units = many
+        kinds = ["ring", "complete", "star", "path", "one-peer-exponential"]
+        graphs = (chance.pick("graph", kinds), *(chance.choice(kinds) for _ in sizes[1:]))
+        fleet["clusters"] = {"sizes": sizes, "graphs": list(graphs), "pace": [chance.uniform(0.5, 3) for _ in sizes]}
+        method |= gossip(chance, name)
     else:
         units = clients
-        method |= local_steps(rng, name, fleet, clients)
-    method |= policy(rng, name, units, fleet)
-    if name == "fedasync" and rng.random() < 0.4:  # several arrivals in one commit
-        size, steps = rng.randint(2, 3), method.pop("local_steps", None)
-        method["when"] = {"policy": "buffer", "size": size, **({"steps": steps} if steps else {})}
+        method |= local_steps(chance, name, fleet, clients)
+    method |= policy(chance, name, units)
+    if name == "fedasync" and chance.often("several arrivals", 2, 5):
+        steps = method.pop("local_steps", None)
+        method["when"] = {"policy": "buffer", "size": chance.randint(2, 3), **({"steps": steps} if steps else {})}
         method.pop("concurrency", None)
-    method |= own_options(rng, name, clients, method, fleet)
-    model = rng.choice(["linear", "linear", "mlp", "mlp", "frozen", "norm", "norm", "square"])
-    rule = None
+    method |= own_options(chance, name, clients, method, fleet)
+    kinds = ["linear", "mlp", "frozen", "square", "norm averaged", "norm averaged", "norm local", "norm batch"]
+    model, _, rule = chance.pick("model", kinds).partition(" ")
     if model == "norm":
-        rule = rng.choice(["averaged", "averaged", "local", "batch"])
-        primed = method.get("option") == "I" or (name.startswith("fedagrac") and method.get("start") != "zeros")
-        if primed or method.get("start") == "gradients" or name == "fedlin" or name in NO_LOCAL_STEPS:
-            rule = "batch"
-        if rule == "local" and (name in CLUSTERED or name == "fedasync"):
-            rule = "averaged"
-        if rule == "averaged" and (name == "gossip-sgd" or "kept" in commit_form(method)):
-            rule = "batch"
-        if primed or method.get("start") == "gradients":  # a gradient over a shard has no batches
-            model, rule = "mlp", None
-    if model == "norm" and OWN_BUFFERS and rng.random() < 0.6:
-        model = "centred"
-    shards = tuple(rng.choice([6, 6, 8, 9, 11, 14]) for _ in range(clients))
+        if OWN_BUFFERS and chance.random() < 0.6:
+            model = "centred"
+        model, rule = ruled(name, method, model, rule)
+    shards = tuple(chance.choice([6, 6, 8, 9, 11, 14]) for _ in range(clients))
     least = 2 if rule else 1
-    batches: list[Any] = [rng.randint(2, 4), rng.randint(2, 5), tuple(rng.randint(least, 4) for _ in shards), None]
+    batches: list[Any] = [chance.randint(2, 4), tuple(chance.randint(least, 4) for _ in shards), 3, None]
+    samplings = ["replacement", "shuffle", "in-order", "in-order-continued", "in-order-continued"]
     return Case(
-        number, method, fleet, shards, rng.choice(batches),
-        rng.choice(["replacement", "shuffle", "in-order", "in-order-continued", "in-order-continued"]),
-        model, rule, rng.randrange(2**32), rng.randint(3, 5), rng.choice(["wave", "wave", "wave", "twin"]), graphs,
+        number, method, fleet, shards, chance.pick("batch", batches), chance.pick("sampling", samplings), model,
+        rule or None, chance.randrange(2**32), chance.randint(3, 5), chance.pick("mode", ["wave", "wave", "twin"]),
+        graphs,
     )  # fmt: skip
 
 
-def commit_form(method: dict[str, Any]) -> str:
-    """Whether the server keeps a vector of each client (FedaGrac with sampled clients, or saving)."""
-    sampled = any(name in method for name in ("n", "deadline", "over_selection", "saving"))
-    return "kept" if str(method["name"]).startswith("fedagrac") and sampled else "sums"
+def ruled(name: str, method: dict[str, Any], model: str, rule: str) -> tuple[str, str]:
+    """The model and a rule for its statistics that the method takes."""
+    if name.startswith("fedagrac") and method.get("start") != "zeros":
+        return "mlp", ""  # a gradient over a shard has no batches
+    if method.get("option") == "I" or method.get("start") == "gradients":
+        return "mlp", ""
+    if name == "fedlin" or name in NO_LOCAL_STEPS:
+        rule = "batch"
+    if rule == "local" and (name in CLUSTERED or name == "fedasync"):
+        rule = "averaged"
+    one_by_one = name.startswith("fedagrac") and any(key in method for key in ("n", "deadline", "saving"))
+    return model, "batch" if rule == "averaged" and (name == "gossip-sgd" or one_by_one) else rule
 
 
-def rates(rng: random.Random, name: str) -> dict[str, Any]:
-    value = rng.uniform(0.05, 0.3)
+def rates(chance: Chance, name: str) -> dict[str, Any]:
+    value, options = chance.uniform(0.05, 0.3), dict[str, Any]()
     schedules: list[Any] = [
-        value,
         value,
         {"schedule": "step", "value": value, "at": [2, 4], "factor": 0.5},
         {"schedule": "stages", "values": [value, 0.5 * value, 0.7 * value], "at": [1, 3]},
         {"schedule": "inverse-sqrt", "value": value, "scale": 2.0},
-        {"schedule": "cosine", "value": value, "versions": 6, "floor": 0.01, "warm_up": rng.choice([0, 2])},
-    ]
-    by_step: list[Any] = [
+        {"schedule": "cosine", "value": value, "versions": 6, "floor": 0.01, "warm_up": chance.choice([0, 2])},
         {"schedule": "warm-up", "value": value, "steps": 3},
-        {"schedule": "local-cosine", "value": value, "floor": 0.02, "warm_up": rng.choice([0, 2])},
+        {"schedule": "local-cosine", "value": value, "floor": 0.02, "warm_up": chance.choice([0, 2])},
     ]
-    options: dict[str, Any] = {}
-    server = rng.choice([0.5, 0.7, 1.0, 1.3, {"schedule": "step", "value": 0.9, "at": [2], "factor": 0.6}])
     if name not in NO_LOCAL_STEPS:
-        options["client_lr"] = rng.choice(schedules + by_step)
-    if name == "fedbuff" and rng.random() < 0.5:
-        options["beta"] = server if isinstance(server, dict) else 0.4 * server
-    elif name not in ("fedasync", "gossip-sgd", "fedbuff", "fedlin") and not name.startswith("fedagrac"):
-        options["server_lr"] = server
-    adaptive = [
-        {"name": "momentum", "momentum": 0.7}, {"name": "nesterov", "momentum": 0.6}, {"name": "adagrad", "eps": 0.1},
-        {"name": "adam", "eps": 0.1, "beta2": 0.9}, {"name": "adam", "eps": 0.1, "bias_correction": True},
-        {"name": "yogi", "eps": 0.1, "beta1": 0.8}, {"name": "sgd", "momentum": 0.5, "nesterov": True},
+        options["client_lr"] = chance.pick("client_lr", schedules)
+    server = chance.pick("server_lr", [
+        None, chance.uniform(0.4, 0.9), chance.uniform(1.1, 1.4),
+        {"schedule": "step", "value": 0.9, "at": [1], "factor": 0.6}, {"schedule": "inverse-sqrt", "value": 1.2},
+    ])  # fmt: skip
+    without = ("fedasync", "gossip-sgd", "fedlin", "fedagrac", "fedagrac-avg", "fedagrac-first", "fedagrac-reverse")
+    if server is not None and name not in without:
+        options["beta" if name == "fedbuff" else "server_lr"] = server
+    return options
+
+
+def optimisers(chance: Chance, name: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    servers = [
+        None, {"name": "momentum", "momentum": 0.7}, {"name": "nesterov", "momentum": 0.6}, "momentum", None,
+        {"name": "adagrad", "eps": 0.1}, {"name": "adam", "eps": 0.1, "beta2": 0.9}, None, None,
+        {"name": "adam", "eps": 0.1, "bias_correction": True}, {"name": "yogi", "eps": 0.1, "beta1": 0.8}, None,
+        {"name": "sgd", "momentum": 0.5, "nesterov": True},
     ]  # fmt: skip
-    if name not in ("fedasync", "gossip-sgd", *CORRECTED) and rng.random() < 0.4:
-        options["server_optimiser"] = rng.choice(adaptive)
-    if name not in NO_LOCAL_STEPS and rng.random() < 0.45:
-        kept: dict[str, Any] = {"state": "kept"} if rng.random() < 0.5 else {}
-        options["client_options"] = rng.choice([
-            {"momentum": 0.8, **kept}, {"momentum": 0.6, "nesterov": True, "weight_decay": 0.05, **kept},
-            {"clip": 0.5}, {"optimiser": "adamw", "eps": 0.01, "weight_decay": 0.1, "clip": 1.0, **kept},
-            {"optimiser": "rmsprop", "eps": 0.1, "momentum": 0.5, **kept}, {"weight_decay": 0.1, "clip": 0.7},
-            {"optimiser": "rmsprop", "eps": 0.1, "alpha": 0.8, "weight_decay": 0.02, **kept},
-        ])  # fmt: skip
-        if name in CLUSTERED and name != "gossip-sgd":
-            options["client_options"].pop("state", None)
+    if name not in ("fedasync", "gossip-sgd", *CORRECTED) and (server := chance.pick("server", servers)) is not None:
+        options["server_optimiser"] = server
+    clients: list[Any] = [
+        None, {"momentum": 0.8, "state": "kept"}, {"momentum": 0.6, "nesterov": True, "weight_decay": 0.05},
+        {"clip": 0.4}, {"optimiser": "adamw", "eps": 0.01, "weight_decay": 0.1, "clip": 1.0, "state": "kept"}, None,
+        {"optimiser": "rmsprop", "eps": 0.1, "momentum": 0.5}, {"weight_decay": 0.1, "clip": 0.6}, None,
+        {"momentum": 0.7, "clip": 0.5}, {"optimiser": "rmsprop", "eps": 0.1, "alpha": 0.8, "state": "kept"},
+    ]  # fmt: skip
+    if name not in NO_LOCAL_STEPS and (client := chance.pick("client", clients)) is not None:
+        shared = name in CLUSTERED and name != "gossip-sgd"  # a cluster's devices keep nothing from job to job
+        options["client_options"] = {key: value for key, value in client.items() if key != "state" or not shared}
         if name in PLAIN_STEPS:
             options["experimental"] = True
     return options
 
 
-def drawn_fleet(rng: random.Random, name: str) -> dict[str, Any]:
+def drawn_fleet(chance: Chance, name: str) -> dict[str, Any]:
     laws = [{"law": "uniform", "low": 0.3 * STEP, "high": 3 * STEP}, {"law": "lognormal", "median": STEP, "sigma": 0.8}]
     latencies = [0.0, 0.3 * STEP, {"law": "uniform", "low": 0.0, "high": 5 * STEP}]
-    fleet: dict[str, Any] = {"name": "custom", "step_seconds": rng.choice(laws), "latency": rng.choice(latencies)}
-    if rng.random() < 0.5:
+    fleet: dict[str, Any] = {"name": "custom", "step_seconds": chance.choice(laws), "latency": chance.choice(latencies)}
+    if chance.often("jitter", 1, 2):
         fleet["jitter"] = {"law": "uniform", "low": 0.5, "high": 2.0}
     if name not in CLUSTERED:
-        if rng.random() < 0.25:
-            fleet["drop_out"] = rng.uniform(0.1, 0.3)
-        if rng.random() < 0.25:
-            fleet |= {"mean_on": rng.uniform(20, 60) * STEP, "mean_off": rng.uniform(3, 10) * STEP}
+        if chance.often("drop-out", 1, 4):
+            fleet["drop_out"] = chance.uniform(0.1, 0.3)
+        if chance.often("presence", 1, 4):
+            fleet |= {"mean_on": chance.uniform(20, 60) * STEP, "mean_off": chance.uniform(3, 10) * STEP}
     return fleet
 
 
-def local_steps(rng: random.Random, name: str, fleet: dict[str, Any], clients: int) -> dict[str, Any]:
+def local_steps(chance: Chance, name: str, fleet: dict[str, Any], clients: int) -> dict[str, Any]:
     if name in NO_LOCAL_STEPS:
         return {}
-    if rng.random() < 0.3:
-        return {"local_steps": rng.randint(1, 5)}
-    fleet["local_steps"] = rng.choice([
-        [rng.randint(1, 5) for _ in range(clients)], {"law": "uniform", "low": 1, "high": 5, "mode": "random"},
-        {"law": "gaussian", "mean": 3, "variance": 3, "mode": "random"}, {"law": "linear", "low": 1, "high": 5},
+    law = chance.pick("steps", [
+        None, [chance.randint(1, 5) for _ in range(clients)], {"law": "linear", "low": 1, "high": 5},
+        {"law": "uniform", "low": 1, "high": 5, "mode": "random"},
+        {"law": "gaussian", "mean": 3, "variance": 3, "mode": "random"},
     ])  # fmt: skip
+    if law is None:
+        return {"local_steps": chance.randint(2, 4)}
+    fleet["local_steps"] = law
     return {}
 
 
-def gossip(rng: random.Random, name: str) -> dict[str, Any]:
-    every = rng.choice([1, 1, 2])
-    steps = rng.choice([2, 3, 4, 5])
-    if name in ("gossip-sgd", "hierarchical-local-sgd"):
-        steps = every * rng.choice([1, 2])
-    elif every > steps:
-        every = steps
+def gossip(chance: Chance, name: str) -> dict[str, Any]:
+    every = chance.pick("every", [1, 1, 2])
+    steps = every * chance.randint(1, 3) if name in ("gossip-sgd", "hierarchical-local-sgd") else chance.randint(2, 5)
     options = {"local_steps": steps, "gossip_every": every}
     if name != "hierarchical-local-sgd":
-        options["gossip_rounds"] = rng.choice([1, 1, 2])
+        options["gossip_rounds"] = chance.pick("rounds", [1, 1, 2, 0] if name == "hl-sgd" else [1, 1, 2])
     if name in ("hl-sgd", "async-hl-sgd"):
-        options["p"] = rng.choice([1.0, 0.5, 0.3])
+        options["p"] = chance.pick("p", [1.0, 0.5, 0.3])
     return options
 
 
-def policy(rng: random.Random, name: str, units: int, fleet: dict[str, Any]) -> dict[str, Any]:
+def policy(chance: Chance, name: str, units: int) -> dict[str, Any]:
     """Options of the schedule."""
-    some = rng.randint(1, max(1, units - 1))
+    some = chance.randint(1, max(1, units - 1))
     if name == "gossip-sgd":
         return {}
     if name == "dlsgd-hetero":
-        return {"n": rng.randint(2, 4), "overlap": rng.random() < 0.7}
+        return {"n": chance.randint(2, 4), "overlap": chance.often("overlap", 2, 3)}
     if name in BUFFERED:
-        size = rng.randint(1, max(1, units // 2))
-        options: dict[str, Any] = {} if name == "fedasync" else {"n": size}
-        if name in ("fedbuff", "async-hl-sgd"):
-            options = {"buffer_size": size}
+        size = chance.pick("size", [1, 2, 3]) if units > 3 else chance.randint(1, 2)
+        options: dict[str, Any] = {"buffer_size" if name in ("fedbuff", "async-hl-sgd") else "n": size}
+        if name == "fedasync":
+            options, size = {}, 1
         if name == "dlsgd-homo":
-            options["overlap"] = rng.random() < 0.7
-        elif rng.random() < 0.3:
-            options["concurrency"] = rng.randint(size, units)
+            options["overlap"] = chance.often("overlap", 2, 3)
+        elif chance.often("concurrency", 1, 4):
+            options["concurrency"] = chance.randint(size, units)
         return options
     if name == "fedlin":
-        return {"probes": rng.randint(1, 3)} | ({"n": some} if rng.random() < 0.5 else {})
-    kind = rng.choice(["all", "all", "n", "replacement", "over", "deadline"])
+        return {"probes": chance.randint(1, 3)} | ({"n": some} if chance.often("n", 1, 2) else {})
+    kind = chance.pick("policy", ["all", "all", "n", "n", "replacement", "over", "deadline"])
+    if kind == "replacement":
+        return {"n": chance.randint(2, units + 2), "replacement": True}
+    if kind == "over" and units > 1:
+        return {"n": chance.randint(1, units // 2), "over_selection": chance.choice([1.5, 2.0])}
     if kind == "n":
         return {"n": some}
-    if kind == "replacement":
-        return {"n": rng.randint(2, units + 2), "replacement": True}
-    if kind == "over" and some * 2 <= units:
-        return {"n": some, "over_selection": rng.choice([1.5, 2.0])}
     everyone: dict[str, Any] = {"n": None} if name == "local-sgd" else {}
-    return everyone | ({"deadline": rng.uniform(3, 9) * STEP} if kind == "deadline" else {})
+    return everyone | ({"deadline": chance.uniform(3, 9) * STEP} if kind == "deadline" else {})
 
 
 def own_options(
-    rng: random.Random, name: str, clients: int, method: dict[str, Any], fleet: dict[str, Any]
+    chance: Chance, name: str, clients: int, method: dict[str, Any], fleet: dict[str, Any]
 ) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if name in ("fedbuff", "fedasync", "async-hl-sgd"):
-        options["staleness"] = rng.choice(["constant", "polynomial", {"law": "polynomial", "a": 1.0},
-                                           {"law": "hinge", "a": 2.0, "b": 1.0}])  # fmt: skip
+        laws = ["constant", "polynomial", {"law": "polynomial", "a": 1.0}, {"law": "hinge", "a": 2.0, "b": 1.0}]
+        options["staleness"] = chance.pick("staleness", laws)
     if name == "fedasync":
-        options["alpha"] = rng.choice([0.4, 0.9])
+        options["alpha"] = chance.pick("alpha", [0.4, 0.9])
     if name in ("fedasync", "fedprox", "fednova"):
-        options["proximal"] = rng.choice([0.0, 0.1, 0.5])
-    if name == "fednova" and rng.random() < 0.5:
-        options["momentum"] = 0.5
-        options["nesterov"] = rng.random() < 0.5
-    if name in ("fedprox", "fednova", "local-sgd", "hl-sgd", *CORRECTED) and rng.random() < 0.7:
-        listed = [rng.uniform(0.2, 1.0) for _ in range(clients)]
-        choices: list[Any] = ["size", "uniform"]
-        if name not in CLUSTERED:
-            choices.append([weight / sum(listed) for weight in listed])
-        options["weights"] = rng.choice(choices)
+        options["proximal"] = chance.pick("proximal", [0.0, 0.1, 0.5])
+    if name == "fednova" and (momentum := chance.pick("momentum", [None, 0.5, 0.7])) is not None:
+        options |= {"momentum": momentum, "nesterov": chance.often("nesterov", 1, 2)}
+    if name in ("fedprox", "fednova", "local-sgd", "hl-sgd", *CORRECTED):
+        listed = [chance.uniform(0.2, 1.0) for _ in range(clients)]
+        parts = "size" if name in CLUSTERED else [weight / sum(listed) for weight in listed]
+        if (weights := chance.pick("weights", [None, "size", "uniform", parts])) is not None:
+            options["weights"] = weights
     kept = method.get("client_options", {}).get("state") == "kept"
     if name == "scaffold":
-        options["option"] = rng.choice(["I", "II", "II"])
-        options["start"] = "zeros" if kept else rng.choice(["zeros", "gradients"])
+        options["option"] = chance.pick("option", ["I", "II", "II"])
+    if name == "scaffold" or name.startswith("fedagrac"):
+        start = chance.pick("start", ["zeros", "gradients"])
+        options["start"] = "zeros" if kept else start  # an optimiser's state begins at zeros
     if name.startswith("fedagrac"):
-        options["start"] = "zeros" if kept else rng.choice(["zeros", "gradients"])
-        options["calibration"] = rng.choice([1.0, 0.5, {"schedule": "stages", "values": [0.2, 0.8], "at": [2]}])
-        options["first"] = rng.choice(["gradient", "gradient", "epoch"])
+        stages = {"schedule": "stages", "values": [0.2, 0.8], "at": [2]}
+        options["calibration"] = chance.pick("calibration", [1.0, 0.5, stages])
+        options["first"] = chance.pick("first", ["gradient", "gradient", "epoch"])
         steady = not fleet.get("drop_out") and not fleet.get("mean_on")
-        whole = not any(method.get(key) for key in ("n", "deadline", "over_selection"))
-        by_version = not (isinstance(method["client_lr"], dict)
-                          and method["client_lr"]["schedule"] in ("warm-up", "local-cosine"))  # fmt: skip
-        if steady and whole and rng.random() < 0.5:
-            options |= {"saving": True} if by_version and rng.random() < 0.4 else {"reference": "equation-4"}
-    if name != "gossip-sgd" and not options.get("saving") and rng.random() < 0.2:
-        one = rng.choice(["int8", {"name": "int8", "block": 5}, "float16", "bfloat16", ["float16", "int8"]])
-        options["stages"] = rng.choice([one, {"up": one}, {"down": one}, {"up": "int8", "down": one}])
+        whole = not any(method.get(key) for key in ("n", "deadline"))
+        lr = method["client_lr"]
+        by_version = not isinstance(lr, dict) or lr["schedule"] not in ("warm-up", "local-cosine")
+        if steady and whole and (variant := chance.pick("variant", ["saving", "equation-4", None])) is not None:
+            options |= {"saving": True} if variant == "saving" and by_version else {"reference": "equation-4"}
+    small = {"name": "int8", "block": 5}
+    ways = [None, "int8", None, {"up": small}, None, {"down": "bfloat16"}, None, {"up": ["float16", "int8"]}, None,
+            {"up": small, "down": "float16"}, None]  # fmt: skip
+    way = chance.pick("stages", ways)
+    if name != "gossip-sgd" and not options.get("saving") and way is not None:
+        options["stages"] = way
     return options
 
 
@@ -361,9 +383,10 @@ def faults(case: Case, rows: list[tuple[float, Any]]) -> set[str]:
         found.add("10: FedLin with clients that leave")
     if case.sampling == "in-order-continued" and (case.random_steps or name == "fedlin" or lost(rows)):
         found.add("11: positions in a stream")
-    if case.batch_norm == "averaged" and (name == "fednova" or "stages" in case.method):
+    statistics = case.batch_norm in ("averaged", "local")
+    if (name == "fednova" and case.batch_norm == "averaged") or (statistics and "stages" in case.method):
         found.add("12: weights and stages of statistics")
-    if case.batch_norm in ("averaged", "local") and name in (*CORRECTED, "scaffold"):
+    if statistics and name in CORRECTED:
         found.add("4: statistics inside of vectors")
     return found
 
@@ -413,7 +436,7 @@ class Both:
         return first_difference(self.ours, self.oracle) or next(iter(self.violations), None)
 
 
-def both(case: Case, change: Callable[[Method], Method] | None = None) -> Both:
+def both(case: Case, change: Callable[[Method, Case], Method] | None = None) -> Both:
     """Run a case, its method changed, and replay its trace without the change."""
     module, loss, data, shards = problem_of(case)
     batch = list(case.batch) if isinstance(case.batch, tuple) else case.batch
@@ -423,7 +446,7 @@ def both(case: Case, change: Callable[[Method], Method] | None = None) -> Both:
         warnings.simplefilter("ignore")
         task = Task(module, loss, data, shards, **options)
         run: Any = {"seed": case.seed, "device": "cpu", "precision": "float64", "mode": case.mode}
-        given = method if change is None else change(method)
+        given = method if change is None else change(method, case)
         built = build(Experiment(given, task, case.fleet, **run, until={"commits": case.commits}))
         clock, engine = Recorded(built.clock()), built.engine()
         beside = [name for name in engine.server.state if name in ("c", "nu", "g")]

@@ -434,9 +434,9 @@ class Replay:
         return [hybrid_oracle.metropolis_hastings(one) for one in heard]
 
     def reporters(self, cluster: int, job: int) -> list[int]:
-        """The places of the m = max(p n, 1) devices that report."""
+        """The places of the m = max(p n, 1) devices that report; an edge server sends one vector for all."""
         n = len(self.members[cluster])
-        m = max(1, math.floor(self.o["p"] * n + 0.5))
+        m = 1 if self.o["edge"] else max(1, math.floor(self.o["p"] * n + 0.5))
         key = keys.key(self.world.seed, "report", cluster, job)
         return list(range(n)) if m == n else sorted(sorted(range(n), key=lambda place: keys.fold(key, place))[:m])
 
