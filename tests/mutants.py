@@ -74,7 +74,7 @@ NUMBERS: list[Any] = [
 WORDS: list[Any] = [
     "", "none", "x", "auto", "cpu", "cuda", "cuda:9", "10s", "5 %", "1_000", "1e3", "0x10", "true", "inf", "nan",
     "\u00e9\U0001f600", "a" * 5000, "../x", "/", "\x00", "[1, 2", "fedbuff", "ring", "iid", "uniform", "name",
-    "float64", "bf16", "twin", *METHODS, *TASKS, *FLEETS, *SPLITS, *MODELS, *GRAPHS,
+    "float64", "bf16", "reference", *METHODS, *TASKS, *FLEETS, *SPLITS, *MODELS, *GRAPHS,
 ]  # fmt: skip
 KEYS = [
     "name", "clients", "seed", "n", "size", "steps", "local_steps", "buffer_size", "batch_size", "dimension",

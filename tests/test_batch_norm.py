@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from offbeat.numerics.batch_norm import normalised
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,8 +18,8 @@ from offbeat.engines import tiles
 from offbeat.engines.engine import Engine
 from offbeat.experiments.assemble import build, build_method
 from offbeat.numerics import local
-from offbeat.numerics.batch_norm import normalised
-from offbeat.numerics.wave import Problem, columns, draw, twin, wave
+from offbeat.numerics.reference_loop import reference
+from offbeat.numerics.wave import Problem, columns, draw, wave
 from offbeat.records import Begun
 
 CLIENTS = 3
@@ -73,7 +74,7 @@ def start(p: Problem) -> dict[str, Tensor]:
 def test_steps_are_pytorchs_statistics_too_and_waves_are_the_twin(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "WORTH", 1)
     p = problem(rule, {"momentum": 0.9, "weight_decay": 0.1})
-    one = twin(p, start(p), JOBS).updates
+    one = reference(p, start(p), JOBS).updates
     advance = tiles.TiledAdvance(p, 2, 2)
     for how in (wave(p, start(p), JOBS), *(wave(p, start(p), JOBS, advance) for _ in range(3))):
         for name, update in one.items():
@@ -101,7 +102,7 @@ class Twice(nn.Module):
         return self.b(self.norm(3 * self.norm(self.a(x.flatten(1))) + 1))
 
 
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 def test_a_layer_moves_its_statistics_as_often_as_it_is_called(mode: Any) -> None:
     whole = replace(task("averaged", Twice()), batch_size=None)
     outcome = run(

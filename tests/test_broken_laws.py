@@ -187,7 +187,7 @@ BROKEN: dict[Callable[[], Method], dict[str, str]] = {
     begins_in_place: {"untouched": "`begin` or `finish` changes the vectors"},
     applies_in_place: {"untouched": "`commit` (or `apply`) changes what it is given"},
     weighs_too_few: dict.fromkeys(  # said of every run, not of the directory that the first one left
-        ("finite", "twin", "cut", "order", "unkeyed", "again", "resumed", "replayed"),
+        ("finite", "reference", "cut", "order", "unkeyed", "again", "resumed", "replayed"),
         "`weigh` must give a tensor of 3 weights of the type torch.float64 for 'delta', one for each update",
     ),
     stands_still: {"finite": "have not moved the model"},
@@ -198,7 +198,7 @@ BROKEN: dict[Callable[[], Method], dict[str, str]] = {
     keeps_state_in_a_closure: {"resumed": "all state must go through the server's"},
     keeps_state_in_the_module: {"again": "something is drawn or kept", "replayed": "ReplayDiffers"},
     counts_its_calls: {
-        "twin": "(mode = 'twin') the model differs by",
+        "reference": "(mode = 'twin') the model differs by",
         "cut": "waves of one job each the model",
     },
     another_schedule_each_time: {"replayed": "replay: ", "resumed": ""},  # the policy or the clock is met first

@@ -206,7 +206,7 @@ def test_masks_follow_from_the_job_alone() -> None:
     jobs = [Begun(client, 2, 0, 3) for client in range(4)]
     together = engine(dropping()).solve(jobs).updates["delta"]
     alone = torch.cat([engine(dropping()).solve([job]).updates["delta"] for job in jobs[::-1]]).flip(0)
-    twin = engine(dropping(), "twin").solve(jobs).updates["delta"]
+    twin = engine(dropping(), "reference").solve(jobs).updates["delta"]
     assert torch.allclose(together, alone, atol=1e-14)
     assert torch.allclose(together, twin, atol=1e-14)
     other = engine(dropping()).solve([Begun(client, 3, 0, 3) for client in range(4)]).updates["delta"]
@@ -288,7 +288,7 @@ def test_dropped_channels_follow_from_the_job_alone() -> None:
     jobs = [Begun(client, 2, 0, 3) for client in range(4)]
     together = engine(channels()).solve(jobs).updates["delta"]
     alone = torch.cat([engine(channels()).solve([job]).updates["delta"] for job in jobs[::-1]]).flip(0)
-    twin = engine(channels(), "twin").solve(jobs).updates["delta"]
+    twin = engine(channels(), "reference").solve(jobs).updates["delta"]
     assert torch.allclose(together, alone, atol=1e-14)
     assert torch.allclose(together, twin, atol=1e-14)
     other = engine(channels()).solve([Begun(client, 3, 0, 3) for client in range(4)]).updates["delta"]
@@ -304,7 +304,7 @@ def test_every_step_of_a_job_drops_other_channels(monkeypatch: pytest.MonkeyPatc
         seen.append(factors[:, :, 0, 0].flatten().tolist())
         return x * factors
 
-    ours = engine(channels(), "twin")
+    ours = engine(channels(), "reference")
     monkeypatch.setattr(Keyed, "dropout2d", noted)
     for _ in range(2):
         ours.solve([Begun(0, 0, 0, 3)])
@@ -324,7 +324,7 @@ def test_a_gpu_drops_the_same_channels() -> None:
     jobs = [Begun(client, 2, 0, 3) for client in range(4)]
     want = engine(channels()).solve(jobs).updates["delta"]
     method = build_method({"name": "local-sgd", "local_steps": 3, "client_lr": 0.1})
-    for mode in ("wave", "twin"):
+    for mode in ("wave", "reference"):
         found = Engine(method, channels(), 0, torch.device("cuda"), "float64", mode).solve(jobs).updates["delta"]
         assert torch.allclose(found.cpu(), want, atol=1e-6)
 
@@ -434,7 +434,7 @@ def test_gradients_that_are_parts_of_the_model() -> None:
     x = torch.randn(8, 1)
     task = Task(Crossed(), lambda out, _: out, (x, x), [range(4), range(4, 8)])
     made = build_method({"name": "local-sgd", "client_lr": 0.1})
-    modes: tuple[Any, ...] = ("wave", "twin")
+    modes: tuple[Any, ...] = ("wave", "reference")
     ours, twin = (Engine(made, task, 0, torch.device("cpu"), "float64", mode) for mode in modes)
     jobs = [Begun(client, 0, 0, 3) for client in range(2)]
     want = twin.solve(jobs).updates["delta"]
@@ -460,7 +460,7 @@ def test_large_kernels_move_without_a_copy_of_their_gradients(
         return [ours.solve(jobs).updates["delta"] for jobs in rounds]  # what clients remember moves from job to job
 
     assert all(map(torch.equal, solved(10**9, "float32", "wave"), solved(1, "float32", "wave")))
-    for ours, twin in zip(solved(1, "float64", "wave"), solved(1, "float64", "twin"), strict=True):
+    for ours, twin in zip(solved(1, "float64", "wave"), solved(1, "float64", "reference"), strict=True):
         assert torch.allclose(ours, twin, rtol=1e-10, atol=1e-12)
 
 
@@ -521,7 +521,7 @@ def test_a_carry_may_keep_the_old_iterate(monkeypatch: pytest.MonkeyPatch) -> No
     )
     rule = Rule(local, init=lambda model: {"model": model}, commit=lambda state, updates, cohort: state)
     made = Method("behind", build_method("local-sgd").when, rule)
-    ours, twin = (Engine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
+    ours, twin = (Engine(made, dropping(), 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "reference"))
     jobs = [Begun(client, 0, 0, 3) for client in range(4)]
     want = twin.solve(jobs).updates["delta"]
     assert want.norm() > 0
@@ -614,7 +614,7 @@ def test_a_step_lets_go_of_its_activations(size: int) -> None:
     module = nn.Sequential(nn.Linear(8, size), Through(), nn.Linear(size, size), nn.Linear(size, 4))
     model = FlatModel(module, functional.cross_entropy, torch.float32)
     batch = torch.randn(3, 5, 8), torch.randint(4, (3, 5))
-    model.descend(torch.randn(3, model.dimension), torch.full((3,), 0.1), None, *batch, torch.zeros(3).long())
+    model.descend(torch.randn(3, model.dimension), (), torch.full((3,), 0.1), None, *batch, torch.zeros(3).long())
     gc.collect()
     assert len(Watched.lives) == 1
     assert Watched.lives[0]() is None

@@ -53,7 +53,7 @@ def read_back(text, tmp_path):
         (str, ["", "x"], [1, None, ["x"]]),
         (int | None, [3, None], [1.5, False, "none"]),
         (float | None, [3, 1.5, None], ["inf", True]),
-        (Literal["wave", "twin"], ["wave", "twin"], ["waves", None, 1]),
+        (Literal["wave", "reference"], ["wave", "reference"], ["waves", None, 1]),
         (Mapping[str, float], [{}, {"clip": 1.0}], [[], "clip", 1, None]),
         (str | Mapping[str, Any], ["sgd", {"name": "sgd"}], [1, None, ["sgd"]]),
         (list[int], [[], [1], (1, 2)], [1, "12", {}]),

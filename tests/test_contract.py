@@ -152,7 +152,9 @@ def test_a_job_knows_its_version_step_rate_and_key(steps: str, monkeypatch: pyte
     rule = Rule(diary(), init=identity, commit=lambda state, updates, cohort: state)
     made, task = Method("diary", Rounds(), rule), quadratic_world(dimension=8)
     cpu = torch.device("cpu")
-    twin, wave = (Engine(made, task, 7, cpu, "float64", mode, capture=steps == "traced") for mode in ("twin", "wave"))
+    twin, wave = (
+        Engine(made, task, 7, cpu, "float64", mode, capture=steps == "traced") for mode in ("reference", "wave")
+    )
     if steps == "in buffers":
         monkeypatch.setattr("offbeat.engines.captured.WORTH", 10**9)
         wave.solver.advance, wave.solver.rung = GraphAdvance(), "captured"
@@ -194,7 +196,7 @@ def test_waves_equal_the_twin_with_a_rate_by_local_step(name: str) -> None:
     task = quadratic_world(24 if hybrid else 8)
     wave, twin, constant = (
         final({"name": name, "client_lr": lr}, task, WORLD, 4, mode=mode)
-        for lr, mode in ((COSINE, "wave"), (COSINE, "twin"), (0.05, "wave"))
+        for lr, mode in ((COSINE, "wave"), (COSINE, "reference"), (0.05, "wave"))
     )
     assert torch.allclose(wave, twin, rtol=0, atol=1e-12)
     assert not torch.allclose(wave, constant, rtol=0, atol=1e-6)
@@ -203,7 +205,7 @@ def test_waves_equal_the_twin_with_a_rate_by_local_step(name: str) -> None:
 def test_a_traced_step_follows_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.engines.tiles.WORTH", 1)
     made, task = of("local-sgd", client_lr=COSINE), quadratic_world()
-    ours, twin = (Engine(made, task, 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "twin"))
+    ours, twin = (Engine(made, task, 0, torch.device("cpu"), "float64", mode) for mode in ("wave", "reference"))
     jobs = [Begun(client, 0, 0, 4 + client % 2) for client in range(8)]
     want = twin.solve(jobs).updates["delta"]
     for _ in range(4):

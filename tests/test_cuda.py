@@ -40,7 +40,7 @@ def test_graphs_replay_the_plain_wave_and_equal_the_twin(model: str, precision: 
     assert torch.equal(first.updates["delta"], graphs.updates["delta"])  # not captured yet, and captured
     engine.solver.rung = "plain"
     plain = engine.solve(jobs)
-    engine.solver.rung = "one by one"
+    engine.solver.rung = "reference"
     slow = engine.solve(jobs).updates["delta"]
     assert torch.allclose(graphs.updates["delta"], plain.updates["delta"], rtol=0, atol=1e-6)
     off = (graphs.updates["delta"] - slow).norm(dim=1) / slow.norm(dim=1)
@@ -68,7 +68,7 @@ def test_captured_steps_follow_rates_by_local_step(name: str) -> None:
         forget()
         graphs = engine.solve(jobs).updates
     forget()
-    engine.solver.rung = "one by one"
+    engine.solver.rung = "reference"
     for vector, slow in engine.solve(jobs).updates.items():
         assert torch.allclose(graphs[vector], slow, rtol=0, atol=1e-9)
 

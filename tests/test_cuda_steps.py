@@ -15,8 +15,8 @@ from offbeat import Task, windows
 from offbeat.engines.captured import GraphAdvance
 from offbeat.experiments.assemble import build_method
 from offbeat.numerics import local
-from offbeat.numerics.batch_norm import normalised
-from offbeat.numerics.wave import Problem, twin, wave
+from offbeat.numerics.reference_loop import reference
+from offbeat.numerics.wave import Problem, wave
 from offbeat.records import Begun
 from offbeat.tasks.losses import sequence_cross_entropy
 from offbeat.tasks.models import build
@@ -57,7 +57,7 @@ def problem(name: str) -> Problem:
     model = given.flat_model(torch.float64).to("cuda")
     plain = build_method({"name": "local-sgd"})
     method = replace(plain, what=replace(plain.what, local=local.sgd(0.05, options)))
-    ruled = normalised(method, model.statistics, model.rule)
+    ruled = method if model.ruled is None else model.ruled.method(method)
     return Problem(model, given.samples(torch.float64).to("cuda"), ruled.what.local, 7)
 
 
@@ -67,7 +67,7 @@ def test_captured_steps_are_the_twins(name: str) -> None:
     p = problem(name)
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}
     start |= {memory: torch.zeros_like(start["model"]) for memory in p.local.remembers}
-    want = twin(p, start, JOBS)
+    want = reference(p, start, JOBS)
     advance = GraphAdvance()
     advance.worth = 1
     first = None

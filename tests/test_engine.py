@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_batched_runs_one_by_one_and_says_why() -> None:
     )  # fmt: skip
     with pytest.warns(UserWarning, match="cannot be batched over clients, so jobs run one after another"):
         outcome = run(experiment)
-    assert outcome.mode == "twin"
+    assert outcome.mode == "reference"
     assert outcome.commits == 5
     assert "cannot be batched" in outcome.notes[0]
 
@@ -326,14 +326,14 @@ def test_whole_shards_of_unequal_size_are_exact_for_any_loss(loss: Any, norm: nn
     layers = [nn.Linear(4, 3), *([norm] if norm else [])]
     task = whole_shards(loss, nn.Sequential(*layers))
     spec = {"name": "local-sgd", "n": None, "local_steps": 3, "client_lr": 0.01}
-    one, two = (play(spec, task, times(5), 3, mode=mode)[0].server.state["model"] for mode in ("wave", "twin"))
+    one, two = (play(spec, task, times(5), 3, mode=mode)[0].server.state["model"] for mode in ("wave", "reference"))
     assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
 def test_a_loss_that_gives_no_number_is_said_so() -> None:
     task = replace(whole_shards(nn.CrossEntropyLoss(reduction="none"), nn.Linear(4, 3)), batch_size=2)
     with pytest.raises(Exception, match="the loss must give one number for a batch"):
-        run(Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", mode="twin"))
+        run(Experiment(method={"name": "local-sgd", "n": 2}, task=task, fleet="equal", device="cpu", mode="reference"))
 
 
 def test_frozen_parameters_stay_and_cost_no_bytes() -> None:

@@ -37,7 +37,7 @@ from worlds import Times, engine_of, final, play, quadratic_world, times
 HYBRID = ("async-hl-sgd", "gossip-pga", "gossip-sgd", "hierarchical-local-sgd", "hl-sgd")
 DRAWN = ("erdos-renyi", "regular")
 NAMED = ("complete", "exponential", "grid", "one-peer-exponential", "path", "ring", "star", "torus")
-modes = pytest.mark.parametrize("mode", ["wave", "twin"])
+modes = pytest.mark.parametrize("mode", ["wave", "reference"])
 
 
 def close(a: Any, b: Any, atol: float = 1e-11) -> None:
@@ -141,7 +141,7 @@ class Instance:
     st.integers(0, 3),
     st.sampled_from([1.0, 0.7, 0.5, 0.3]),
     st.sampled_from(["uniform", "size"]),
-    st.sampled_from(["wave", "wave", "twin"]),
+    st.sampled_from(["wave", "wave", "reference"]),
 )
 def test_hl_sgd(drawn: Any, period: tuple[int, int], g: int, p: float, weights: str, mode: str) -> None:
     world, (tau, every), p = Instance(drawn), period, enough(p, drawn["sizes"])
@@ -182,7 +182,7 @@ def test_hl_sgd_where_the_order_of_exchanges_and_their_direction_matter(
 
 
 @settings(max_examples=12, deadline=None)
-@given(worlds(6, 1), st.integers(1, 6), st.sampled_from(["wave", "twin"]))
+@given(worlds(6, 1), st.integers(1, 6), st.sampled_from(["wave", "reference"]))
 def test_gossip_pga(drawn: Any, tau: int, mode: str) -> None:
     world = Instance(drawn)
     inside = [world.matrices[i] for i in world.members[0]], [world.linear[i] for i in world.members[0]]
@@ -191,7 +191,7 @@ def test_gossip_pga(drawn: Any, tau: int, mode: str) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(worlds(6, 1), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.sampled_from(["wave", "twin"]))
+@given(worlds(6, 1), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.sampled_from(["wave", "reference"]))
 def test_gossip_sgd(drawn: Any, phases: int, every: int, g: int, mode: str) -> None:
     """Every device's model, and their mean; a job need not have whole turns of the graphs."""
     world = Instance(drawn)
@@ -214,7 +214,7 @@ def own_models(engine: Engine) -> np.ndarray:
 
 
 @settings(max_examples=12, deadline=None)
-@given(worlds(), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["wave", "twin"]))
+@given(worlds(), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["wave", "reference"]))
 def test_hierarchical_local_sgd(drawn: Any, inner: int, outer: int, mode: str) -> None:
     world = Instance(drawn)
     quadratics = world.matrices, world.linear, world.members
@@ -230,7 +230,7 @@ def test_hierarchical_local_sgd(drawn: Any, inner: int, outer: int, mode: str) -
     st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2)),
     st.sampled_from([1.0, 0.5, 0.3]),
     st.sampled_from([("constant", lambda k: 1.0), ("polynomial", lambda k: (k + 1) ** -0.5)]),
-    st.sampled_from(["wave", "twin"]),
+    st.sampled_from(["wave", "reference"]),
 )
 def test_async_hl_sgd(
     drawn: Any, buffer: int, steps: tuple[int, int, int], p: float, stale: tuple[str, Any], mode: str
@@ -573,7 +573,7 @@ def test_whole_shards_of_unequal_sizes_wave_equals_twin(name: str) -> None:
     task = replace(task, batch_size=None, shards=[shard[: 1 + i % 6] for i, shard in enumerate(task.shards)])
     durations, clusters = whole(name)
     spec = {"name": name, **UNDER_TEST[name], "client_options": {"momentum": 0.5, "weight_decay": 0.01}}
-    wave, twin = (final(spec, task, durations, 3, mode=mode, clusters=clusters) for mode in ("wave", "twin"))
+    wave, twin = (final(spec, task, durations, 3, mode=mode, clusters=clusters) for mode in ("wave", "reference"))
     close(wave, twin, 1e-12)
     assert not np.allclose(wave.numpy(), 1.0)
 

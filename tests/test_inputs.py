@@ -378,7 +378,7 @@ def test_what_pytorch_trains_trains_in_both_number_types_and_modes(task: Task) -
     for precision in ("float32", "float64"):
         wave, twin = (
             run(experiment(task=task, fleet="equal", until={"commits": 2}, precision=precision, mode=mode)).model
-            for mode in ("wave", "twin")
+            for mode in ("wave", "reference")
         )
         assert all(torch.allclose(wave[name], twin[name], atol=1e-6) for name in wave)
     if isinstance(task.loss, nn.CrossEntropyLoss):
@@ -396,7 +396,7 @@ def test_autocasting_inside_a_model_leaves_doubles_alone() -> None:
         task = own(model=model)
         wave, twin = (
             run(experiment(task=task, fleet="equal", until={"commits": 2}, precision="float64", mode=mode)).model
-            for mode in ("wave", "twin")
+            for mode in ("wave", "reference")
         )
         assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in wave)
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from experiments import digest
 from offbeat import Experiment, Task, replay, resume, run
+from offbeat.engines import solver
 from offbeat.engines.crew import Reply
 from offbeat.engines.engine import Engine
 from offbeat.engines.solver import OPENING, LocalSolver
@@ -24,6 +25,7 @@ from offbeat.engines.tile_worker import Key, Spec, TileWorker
 from offbeat.experiments import assemble
 from offbeat.experiments.assemble import build, build_method
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.reference_loop import full_gradient
 from offbeat.runs.stored import Stored
 from offbeat.theory.measure import gauge_of
 
@@ -182,7 +184,7 @@ def test_the_rung_of_a_tile_does_not_depend_on_who_answers_when(
 @pytest.mark.parametrize("engine", ["local", "tiles"])
 def test_an_opening_that_failed_is_followed(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Straight = replayed, where the second group of clients could not be batched, and only the first time."""
-    batched, single, fails = numerics.full_gradients, numerics.full_gradient, [True]
+    batched, single, fails = numerics.full_gradients, solver.full_gradient, [True]
     monkeypatch.setattr(LocalSolver, "wave_limit", lambda *_: 5)
 
     def unbatched(problem: Any, flat: Tensor, clients: Tensor) -> Tensor:
@@ -191,17 +193,17 @@ def test_an_opening_that_failed_is_followed(engine: Any, tmp_path: Path, monkeyp
         return batched(problem, flat, clients)
 
     monkeypatch.setattr(numerics, "full_gradients", unbatched)
-    monkeypatch.setattr(numerics, "full_gradient", lambda *given: single(*given) + MARK)
+    monkeypatch.setattr(solver, "full_gradient", lambda *given: single(*given) + MARK)
     straight = run(experiment("fedagrac", 4, engine=engine), tmp_path / "straight")
     fails.clear()
     again = replay(tmp_path / "straight")
     assert digest(straight.model) == digest(again.model) != digest(run(experiment("fedagrac", 4, engine=engine)).model)
-    assert straight.rung == again.rung == "one by one"
+    assert straight.rung == again.rung == "reference"
     (note,) = straight.notes
     assert "cannot be batched over clients, so jobs run one after another: no batching here" in note
-    changes = [[OPENING, "tile", [1, "one by one"]]]
+    changes = [[OPENING, "tile", [1, "reference"]]]
     if engine == "local":
-        changes = [[OPENING - 1, "rung", "plain"], [OPENING - 1, "rung", "one by one"]]
+        changes = [[OPENING - 1, "rung", "plain"], [OPENING - 1, "rung", "reference"]]
     assert record(tmp_path / "straight") == changes
 
 
@@ -240,16 +242,16 @@ class Doubling(nn.Module):
 
 
 @pytest.mark.parametrize("tiling", [None, {"since": 0}], ids=["local", "tiles"])
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 def test_an_opening_takes_the_rung_that_the_run_begins_on(mode: Any, tiling: Any) -> None:
     rng = np.random.default_rng(0)
     x, y = torch.from_numpy(rng.standard_normal((12, 3))), torch.from_numpy(rng.integers(0, 2, 12))
     shards = [range(3 * i, 3 * i + 3) for i in range(4)]
     task = Task(Doubling(), functional.cross_entropy, (x, y), shards, batch_size=2)
     engine = Engine(build_method("fedagrac"), task, 0, torch.device("cpu"), "float64", mode, tiling=tiling)
-    assert engine.solver.rung == "one by one"
+    assert engine.solver.rung == "reference"
     problem, start = engine.solver.problem, engine.flat.initial()
-    gradients = torch.stack([numerics.full_gradient(problem, start, torch.tensor([client])) for client in range(4)])
+    gradients = torch.stack([full_gradient(problem, start, torch.tensor([client])) for client in range(4)])
     (memory,) = (rows for name, rows in engine.solver.save()[0].items() if name != "last")
     assert torch.equal(memory, gradients)
     if tiling is None:  # and so do gradients that are measured

@@ -25,7 +25,7 @@ from offbeat.fleets.make import build as build_fleet
 from offbeat.keys import generator
 from offbeat.method import Method
 from offbeat.methods import METHODS
-from offbeat.numerics import wave as numerics
+from offbeat.numerics.reference_loop import reference
 from offbeat.records import Begun, Commit, Finished, Overwritten
 from offbeat.runs.loop import Interrupted
 from offbeat.runs.stored import Stored, read_model, read_trace
@@ -93,7 +93,7 @@ def ahead(method: Method, fleet: Fleet, limit: int | None = None, mode: Any = "w
 
 def eager(method: Method, fleet: Fleet, commits: int = COMMITS) -> Engine:
     """By hand, without looking ahead: each job alone at the moment when its client has finished it."""
-    engine, rule = engine_of(method, "twin"), method.what
+    engine, rule = engine_of(method, "reference"), method.what
     server, held = engine.server, engine.solver.memory
     versions, begun, updates = [server.broadcast()], {}, {}
     for _, record in clock_of(method, fleet):
@@ -105,7 +105,7 @@ def eager(method: Method, fleet: Fleet, commits: int = COMMITS) -> Engine:
             start = {name: versions[job.version][name][None] for name in rule.broadcasts}
             if held is not None:
                 start |= held.read(rule.local.remembers, client)
-            made = numerics.twin(engine.solver.problem, start, [job]).updates
+            made = reference(engine.solver.problem, start, [job]).updates
             if held is not None:
                 held.write(client, {name: made.pop(name) for name in rule.local.remembers})
             updates[record[:2]] = made
@@ -151,7 +151,7 @@ def test_how_jobs_are_cut_into_waves_does_not_matter(fleet: str, policy: str) ->
 @pytest.mark.parametrize("policy", ["rounds", "buffer", "sampled"])
 def test_waves_equal_the_twin_in_any_composition(policy: str) -> None:
     method, world = composed("fedagrac", policy), fleet_of("coming-and-going")
-    wave, twin = ahead(method, world), ahead(method, world, mode="twin")
+    wave, twin = ahead(method, world), ahead(method, world, mode="reference")
     close(wave.server.state["model"], twin.server.state["model"])
     assert (wave.solver.waves, wave.jobs_computed) == (twin.solver.waves, twin.jobs_computed)
 
@@ -235,7 +235,11 @@ def test_waves_equal_the_twin_and_the_second_implementation(
         options |= {"saving": saving, "calibration": 0.8}
     spec = {"name": name, "client_lr": 0.04, **options}
     engine, done = play(spec, task, world, commits=6)
-    close(engine.server.state["model"], play(spec, task, world, commits=6, mode="twin")[0].server.state["model"], 1e-10)
+    close(
+        engine.server.state["model"],
+        play(spec, task, world, commits=6, mode="reference")[0].server.state["model"],
+        1e-10,
+    )
     drawn = [[client for client, _ in commit.step.commit.jobs] for commit in done]
     parts = [1 / clients] * clients
     setting = (matrices, linear, parts, np.ones(3), [steps] * 6)
@@ -420,7 +424,7 @@ def test_rows_are_read_as_copies_and_written_by_client(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = memory.Memory(("a", "b"), 5, 3, torch.float64, CPU, place)
+    held = memory.Memory(dict.fromkeys("ab", (3, torch.float64)), 5, CPU, place)
     assert held.place == place
     assert list(tmp_path.iterdir()) == []  # a file has no name from the start
     assert all(t.eq(0).all() and t.dtype == torch.float64 and t.shape == (5, 3) for t in held.held.values())
@@ -447,7 +451,7 @@ def test_memory_goes_to_the_first_place_with_room(monkeypatch: pytest.MonkeyPatc
         ({"device": 0, "host": 2 * need - 1, "file": 1.25 * need}, "file"),
     ):
         rooms(monkeypatch, **free)
-        assert memory.Memory(("a",), 5, 3, torch.float64, CPU).place == place
+        assert memory.Memory({"a": (3, torch.float64)}, 5, CPU).place == place
 
 
 @pytest.mark.parametrize("place", ["auto", "device", "host", "file"])

@@ -327,7 +327,7 @@ def test_a_wave_of_these_networks_equals_the_twin(name: str, shape: tuple[int, .
     jobs = [Begun(client, client, 0, 3) for client in range(3)]
     wave, twin = (
         Engine(method, task, 0, torch.device("cpu"), "float64", mode).solve(jobs).updates["delta"]
-        for mode in ("wave", "twin")
+        for mode in ("wave", "reference")
     )
     assert wave.shape == (3, parameters(task.model))
     assert (wave.norm(dim=1) > 0.01).all()

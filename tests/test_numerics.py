@@ -18,10 +18,11 @@ from offbeat.method import Local
 from offbeat.numerics.local import gradient, sgd
 from offbeat.numerics.optimisers import server_optimiser
 from offbeat.numerics.rates import client_rate, rate
+from offbeat.numerics.reference_loop import reference
 from offbeat.numerics.samples import Samples, permuted
 from offbeat.numerics.staleness import staleness
 from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem, bytes_per_job, columns, draw, twin, wave
+from offbeat.numerics.wave import Problem, bytes_per_job, columns, draw, wave
 from offbeat.records import Begun
 
 
@@ -122,7 +123,7 @@ def test_batches_of_each_clients_own_size_are_exact() -> None:
     p = problem(sgd(0.1), convolutions(), (2, 5, 3, 4))
     assert [p.samples.per_step(client) for client in range(4)] == [2, 5, 3, 4]
     assert (p.samples.width, p.samples.epoch(3)) == (5, 8)
-    batched, plain = wave(p, starts(p), JOBS), twin(p, starts(p), JOBS)
+    batched, plain = wave(p, starts(p), JOBS), reference(p, starts(p), JOBS)
     assert torch.allclose(batched.updates["delta"], plain.updates["delta"], rtol=1e-9, atol=1e-12)
 
 
@@ -166,7 +167,7 @@ def starts(p: Problem) -> dict[str, torch.Tensor]:
 def test_unequal_steps_and_shards_are_exact(batch: int | None, sampling: Any, local: Local) -> None:
     """The batched wave pads nothing into the result: it equals one client after the other."""
     p = problem(local, convolutions(), batch, sampling)
-    batched, plain = wave(p, starts(p), JOBS), twin(p, starts(p), JOBS)
+    batched, plain = wave(p, starts(p), JOBS), reference(p, starts(p), JOBS)
     for name, update in plain.updates.items():
         assert torch.allclose(batched.updates[name], update, rtol=1e-9, atol=1e-12)
     assert torch.allclose(batched.losses, plain.losses, rtol=1e-12)
@@ -179,7 +180,7 @@ def test_float32_waves_agree_with_the_twin_to_a_stated_tolerance() -> None:
     held = low.samples
     low = low._replace(samples=Samples(held.x.float(), held.y, held.order, held.first, held.size, held.batch))
     begin = {"model": starts(p)["model"].float()}
-    one, other = wave(low, begin, JOBS).updates["delta"], twin(low, begin, JOBS).updates["delta"]
+    one, other = wave(low, begin, JOBS).updates["delta"], reference(low, begin, JOBS).updates["delta"]
     assert float((one - other).norm() / other.norm()) < 1e-5
 
 
@@ -215,7 +216,7 @@ def test_bad_numbers_are_found_at_their_step() -> None:
     p.samples.x[rows[4]] = float("nan")
     begin = {"model": p.model.initial()[None].repeat(2, 1)}
     jobs = [Begun(1, 0, 0, 10), Begun(0, 0, 0, 3)]
-    assert wave(p, begin, jobs).bad.tolist() == twin(p, begin, jobs).bad.tolist() == [4, -1]
+    assert wave(p, begin, jobs).bad.tolist() == reference(p, begin, jobs).bad.tolist() == [4, -1]
 
 
 def test_memory_of_a_job_grows_with_model_and_batch() -> None:
@@ -247,7 +248,7 @@ def test_batch_norm_without_statistics_is_allowed() -> None:
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(196, 5)
     )
     p = problem(sgd(0.1), model)
-    one, other = wave(p, starts(p), JOBS), twin(p, starts(p), JOBS)
+    one, other = wave(p, starts(p), JOBS), reference(p, starts(p), JOBS)
     assert torch.allclose(one.updates["delta"], other.updates["delta"], atol=1e-10)
 
 

@@ -15,9 +15,10 @@ from offbeat.engines import tiles
 from offbeat.experiments.assemble import build_method
 from offbeat.laws import law_cases
 from offbeat.numerics import local, optimisers
+from offbeat.numerics.reference_loop import reference
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem, columns, draw, twin, wave
+from offbeat.numerics.wave import Problem, columns, draw, wave
 from offbeat.records import Begun
 from worlds import final, times
 
@@ -76,7 +77,7 @@ def test_a_local_optimiser_is_pytorchs_and_waves_are_the_twin(name: str, monkeyp
     monkeypatch.setattr(tiles, "WORTH", 1)
     options, theirs = THEIRS[name]
     p = problem(options)
-    one = twin(p, start(p), JOBS).updates["delta"]
+    one = reference(p, start(p), JOBS).updates["delta"]
     advance = tiles.TiledAdvance(p, 2, 2)
     for how in (wave(p, start(p), JOBS), *(wave(p, start(p), JOBS, advance) for _ in range(3))):
         torch.testing.assert_close(how.updates["delta"], one, rtol=1e-10, atol=1e-12)
@@ -95,7 +96,7 @@ def test_a_state_that_is_kept_goes_on_from_job_to_job(name: str) -> None:
     for number in range(3):
         jobs = [job._replace(job=number) for job in JOBS]
         outcome = wave(p, state, jobs)
-        other = twin(p, state, jobs)
+        other = reference(p, state, jobs)
         for key, update in outcome.updates.items():
             torch.testing.assert_close(update, other.updates[key], rtol=1e-9, atol=1e-12)
         state = {name: outcome.updates[name] for name in p.local.remembers} | {

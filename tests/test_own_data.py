@@ -18,7 +18,8 @@ from offbeat import ConfigError, Experiment, Task, run
 from offbeat.engines import tiles
 from offbeat.numerics import local
 from offbeat.numerics.forms import Form
-from offbeat.numerics.wave import Problem, twin, wave
+from offbeat.numerics.reference_loop import reference
+from offbeat.numerics.wave import Problem, wave
 from offbeat.records import Begun
 
 CLIENTS = 4
@@ -103,7 +104,7 @@ def problem(of: Task, dtype: torch.dtype = torch.float64) -> Problem:
     return Problem(of.flat_model(dtype), of.samples(dtype), local.sgd(0.5, {"momentum": 0.5}), 7)
 
 
-def deltas(p: Problem, how: Any = twin) -> Tensor:
+def deltas(p: Problem, how: Any = reference) -> Tensor:
     return how(p, {"model": p.model.initial().repeat(len(JOBS), 1)}, JOBS).updates["delta"]
 
 
@@ -187,11 +188,11 @@ def test_every_kind_of_input_trains_the_same(kind: str) -> None:
     given = kinds()[kind]
     assert given.problems() == []
     want = deltas(problem(task(columns())))
-    for how in (twin, wave):
+    for how in (reference, wave):
         assert float((deltas(problem(given), how) - want).norm() / want.norm()) < (1e-6 if "column" in kind else 1e-10)
 
 
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 def test_a_run_on_datasets_of_clients_repeats_and_has_an_accuracy(mode: Any) -> None:
     def outcome() -> Any:
         own = [Rows([ragged()[i] for i in shard]) for shard in SHARDS]

@@ -134,8 +134,11 @@ def cached(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("method", ["local-sgd", "fedbuff"])
 def test_what_a_call_leaves_in_the_model_is_gone_at_the_next(method: str) -> None:
     model = Own(cached)
-    wave, twin = trained(model, method=method, precision="float64"), trained(model, "twin", method, precision="float64")
-    for name, value in trained(Own(plain), "twin", method, precision="float64").items():
+    wave, twin = (
+        trained(model, method=method, precision="float64"),
+        trained(model, "reference", method, precision="float64"),
+    )
+    for name, value in trained(Own(plain), "reference", method, precision="float64").items():
         assert torch.allclose(wave[name], value, rtol=1e-10, atol=1e-12)
         assert torch.equal(twin[name], value)
     assert not hasattr(model, "mask")
@@ -160,7 +163,7 @@ def test_hooks_on_gradients_are_called(make: Callable[[], nn.Module], where: str
     with pytest.warns(UserWarning, match="one after another") as said:
         found = run(spec)
     assert f"{where} has a hook on a gradient" in str(said[0].message)
-    for name, value in trained(make(), "twin").items():
+    for name, value in trained(make(), "reference").items():
         assert torch.equal(trained(make())[name], value)
     assert found.commits == 2
 
@@ -199,7 +202,7 @@ def test_the_callers_model_is_not_called() -> None:
     assert bool((model[0].shift == 0).all())
 
 
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 def test_openings_of_models_that_cannot_be_batched(mode: str) -> None:
     model = Own(lambda m, x: plain(m, x) * (1 if x.sum() > 0 else -1))
     found = trained(model, mode, "fedagrac", precision="float64")
@@ -274,7 +277,7 @@ def test_models_train_as_in_a_plain_loop(make: Callable[[], nn.Module]) -> None:
     spec = Experiment(method=method, task=whole, until={"commits": 2}, device="cpu", precision="float64")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = [run(replace(spec, mode=mode)).model for mode in ("wave", "twin")]
+        found = [run(replace(spec, mode=mode)).model for mode in ("wave", "reference")]
     want = copy.deepcopy(model).double()
     for _ in range(2):
         clients = [copy.deepcopy(want) for _ in SHARDS]
@@ -333,7 +336,7 @@ def test_a_loss_may_take_the_whole_record(forward: Any, loss: Any) -> None:
     spec = {"name": "local-sgd", "n": 4, "local_steps": 3}
     given = Experiment(method=spec, task="digits", until={"commits": 3}, device="cpu", precision="float64")
     asked = replace(task(Own(forward), loss), metrics={"top-5": "top-5", "sizes": lambda z, t: z.shape[1]})
-    wave, twin = (run(replace(given, task=asked, mode=mode)) for mode in ("wave", "twin"))
+    wave, twin = (run(replace(given, task=asked, mode=mode)) for mode in ("wave", "reference"))
     plainly = run(replace(given, task=task(Own(sums), lambda z, t: functional.cross_entropy(z[0], t) + z[1])))
     for name, value in plainly.model.items():
         assert torch.equal(wave.model[name], value)
@@ -446,7 +449,7 @@ def with_table() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_sample_on_which_the_model_fails_is_named(mode: Any, seen: bool) -> None:
     x = torch.ones(40, 5)
@@ -521,7 +524,7 @@ def test_draws_inside_a_vmap_of_the_model_are_each_rows_own_or_the_same() -> Non
     assert masks_of("same") == 1
     with pytest.raises(OffbeatError, match="randomness='different'"):
         masks_of("error")
-    wave, twin = (trained(rows_apart("different"), mode, precision="float64") for mode in ("wave", "twin"))
+    wave, twin = (trained(rows_apart("different"), mode, precision="float64") for mode in ("wave", "reference"))
     assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in twin)
 
 
@@ -540,9 +543,10 @@ def by_law(m: Any, x: Tensor) -> Tensor:
 def test_models_that_write_into_tensors_of_their_own_are_batched(forward: Any) -> None:
     outcomes = [
         run(Experiment(method={"name": "fedbuff", "buffer_size": 2, "local_steps": 3}, task=task(Own(forward)),
-                       precision="float64", mode=mode, device="cpu", until={"commits": 4})) for mode in ("wave", "twin")
+                       precision="float64", mode=mode, device="cpu", until={"commits": 4}))
+        for mode in ("wave", "reference")
     ]  # fmt: skip
-    assert outcomes[0].rung != "one by one"
+    assert outcomes[0].rung != "reference"
     wave, twin = (outcome.model for outcome in outcomes)
     assert all(torch.allclose(wave[name], twin[name], rtol=0, atol=1e-12) for name in twin)
 
@@ -569,7 +573,9 @@ def test_what_follows_a_batch_norm_may_change_its_outputs_in_their_place(rule: A
     model = Own(forward)
     model.norm = nn.BatchNorm1d(4)
     under = replace(task(model), batch_norm=rule)
-    results = [run(replace(TWO_ROUNDS, task=under, precision="float64", mode=mode)).model for mode in ("wave", "twin")]
+    results = [
+        run(replace(TWO_ROUNDS, task=under, precision="float64", mode=mode)).model for mode in ("wave", "reference")
+    ]
     assert all(torch.allclose(results[0][name], results[1][name], rtol=0, atol=1e-12) for name in results[1])
 
 

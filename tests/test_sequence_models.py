@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from offbeat.errors import ConfigError
 from offbeat.numerics import local
+from offbeat.numerics.reference_loop import reference
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem, twin, wave
+from offbeat.numerics.wave import Problem, wave
 from offbeat.records import Begun
 from offbeat.tasks.losses import sequence_cross_entropy
 from offbeat.tasks.models import build, parameters
@@ -75,9 +76,9 @@ def test_a_wave_is_the_twin_and_plain_pytorch(name: str) -> None:
     problem = Problem(FlatModel(model, loss, torch.float64), Samples.of(x, y, shards, 2, "in-order"), local.sgd(0.1), 5)
     jobs = [Begun(0, 0, 0, 2), Begun(1, 0, 0, 2), Begun(2, 0, 0, 1)]
     start = {"model": problem.model.initial().repeat(3, 1)}
-    one = twin(problem, start, jobs)
+    one = reference(problem, start, jobs)
     for _ in range(2):
-        again = twin(problem, start, jobs)
+        again = reference(problem, start, jobs)
         assert torch.equal(again.updates["delta"], one.updates["delta"])
     try:
         many = wave(problem, start, jobs)

@@ -125,7 +125,7 @@ SPECS |= {"scaffold": {"option": "I"}, "fedagrac-avg": {"n": 5}, "dlsgd-homo": {
 def test_every_method_takes_stages_and_its_waves_equal_the_twin(name: str) -> None:
     spec = {"name": name, **SPECS[name], "stages": {"up": {"name": "int8", "block": 3}, "down": "float16"}}
     task = quadratic_world(24 if isinstance(build_method(spec).when, Hybrid) else 8)
-    wave, twin = (final(spec, task, WORLD, 3, mode=mode) for mode in ("wave", "twin"))
+    wave, twin = (final(spec, task, WORLD, 3, mode=mode) for mode in ("wave", "reference"))
     assert torch.allclose(wave, twin, rtol=0, atol=1e-12)
     plain = final({"name": name, **SPECS[name]}, task, WORLD, 3)
     assert not torch.equal(wave, plain)

@@ -110,7 +110,7 @@ def test_streams_that_make_no_windows(tokens: Any, options: Any, sentence: str) 
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("mode", ["wave", "twin"])
+@pytest.mark.parametrize("mode", ["wave", "reference"])
 def test_windows_train_as_the_tensors_do_that_they_stand_for(mode: Any) -> None:
     x, y = windows(np.random.default_rng(0).integers(0, 5, 400, dtype=np.uint8), 6)
     shards = [range(i, len(x), 4) for i in range(4)]

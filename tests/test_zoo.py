@@ -17,9 +17,10 @@ from offbeat.engines.captured import GraphAdvance
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.numerics import local
 from offbeat.numerics.draws import Keyed
+from offbeat.numerics.reference_loop import reference
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
-from offbeat.numerics.wave import Problem, twin, wave
+from offbeat.numerics.wave import Problem, wave
 from offbeat.records import Begun
 from zoo import REFUSED, ZOO, Animal, Caged, Own, caged
 
@@ -151,7 +152,7 @@ def test_waves_are_the_twin_plain_and_traced(name: str, width: int, monkeypatch:
     p = problem(kept)
     x, y = kept.x.clone(), kept.y.clone()
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}
-    want = twin(p, start, JOBS)
+    want = reference(p, start, JOBS)
     if name not in ALONE:
         advance = tiles.TiledAdvance(p, 2, 2)
         for how in (wave(p, start, JOBS), *(wave(p, start, JOBS, advance) for _ in range(3))):
@@ -173,7 +174,9 @@ def test_captured_waves_are_the_twin(name: str, width: int) -> None:
     p = problem(caged(ZOO[name], width))
     there = Problem(p.model.to("cuda"), p.samples.to("cuda"), p.local, p.seed)
     start = {"model": there.model.initial().repeat(len(JOBS), 1)}
-    want = twin(there, start, JOBS)  # not the processor's: PyTorch's own kernels differ there by more than rounding
+    want = reference(
+        there, start, JOBS
+    )  # not the processor's: PyTorch's own kernels differ there by more than rounding
     advance = GraphAdvance()
     advance.worth = 1
     for how in (wave(there, start, JOBS), *(wave(there, start, JOBS, advance) for _ in range(3))):
@@ -290,7 +293,7 @@ def test_a_draw_inside_a_job_is_noticed_and_named() -> None:
     p = problem(caged(lambda w: Animal(Own(draws_later, nn.Linear(w, w)), (w,)), SMALL))
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}
     with pytest.raises(OffbeatError, match=r"draws at random by 'cauchy_' in Own"):
-        twin(p, start, JOBS)
+        reference(p, start, JOBS)
 
 
 def test_parts_at_rest_stay_at_rest() -> None:

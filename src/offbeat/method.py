@@ -234,8 +234,8 @@ class Rule:
 
     Where the server `keeps` vectors of each client, `commit` finds those of its cohort among the updates, and gives
     them back renewed beside the state. With `prime` a run opens with every client's gradient over its whole shard at
-    version 0: all that is remembered or kept of a client starts from it (else from zeros), and `prime` is told the
-    mean by `share`.
+    version 0: all that is remembered or kept of a client starts from it (else from zeros), and `prime` is given the
+    mean by `share`, whose weights sum to one. So are the buffers of clients averaged, where a rule has a `share`.
     """
 
     local: Local
@@ -246,12 +246,13 @@ class Rule:
     commit: Callable[[State, Update, Cohort], State] | None = None
     broadcasts: tuple[str, ...] = ("model",)
     keeps: tuple[str, ...] = ()
-    share: Callable[[Cohort], Vector] | None = None  # each update's weight in the mean; they sum to one
+    share: Callable[[Cohort], Vector] | None = None  # each client's weight in a mean, where `weigh` gives other ones
     prime: Callable[[State, Vector], State] | None = None
     clients: int | None = None  # it is made for so many, where it has a number for each
     lossless: bool = False  # it needs every update that a client has finished, exactly as it was
     # How many vectors go down and up for each update, where it is not each one named above: numbers, or columns.
     travels: Callable[[Cohort], tuple[Vector | int, Vector | int]] | None = None
+    exact: tuple[str, ...] = ()  # vectors of a broadcast that go through no stage
     down: Stage | None = None  # what broadcasts go through; `offbeat.stages.staged` sets both
     up: Stage | None = None
 
@@ -301,7 +302,10 @@ class Rule:
         vectors = {name: state[name] for name in self.broadcasts}
         if self.down is None:
             return vectors
-        return {name: passed(self.down, vector, fold(key, i)) for i, (name, vector) in enumerate(vectors.items())}
+        return {
+            name: vector if name in self.exact else passed(self.down, vector, fold(key, i))
+            for i, (name, vector) in enumerate(vectors.items())
+        }
 
     @property
     def personal(self) -> tuple[str, ...]:

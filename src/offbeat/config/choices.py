@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Mode = Literal["wave", "twin"]
+Mode = Literal["wave", "reference"]
 Engines = Literal["local", "tiles", "ray"]  # whole waves here; waves in tiles here; the same tiles on workers of Ray
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 Choice = Literal["auto", "device", "host", "file"]  # where what clients keep lies

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat.engines.stepping import Counts, Rung, Size, rows_of, table_of
-from offbeat.method import Carry
 from offbeat.numerics.draws import compiled
-from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
+from offbeat.numerics.wave import Clients, Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 
 LADDER = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 UNROLL = (5, 1)  # steps in one graph; a job's steps are made up of these
@@ -102,8 +101,8 @@ class GraphAdvance:
         self.compiled: set[int] = set()  # samples per step
 
     def __call__(
-        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-    ) -> tuple[Carry, Tally]:
+        self, problem: Problem, carry: Clients, work: Work, tally: Tally, begin: int, count: int, width: int
+    ) -> tuple[Clients, Tally]:
         clients = len(work.client)
         rates = {name: table[:, begin : begin + count] for name, table in work.tables.items()}
         work = work._replace(tables={name: t.new_zeros(clients, UNROLL[0]) for name, t in rates.items()})
@@ -135,7 +134,7 @@ class GraphAdvance:
                     graphs[steps] = self.capture(problem, at, steps, width)
                 graphs[steps].replay()
             count %= steps
-        advanced: tuple[Carry, Tally] = pytree.tree_map(
+        advanced: tuple[Clients, Tally] = pytree.tree_map(
             lambda place, t: part(place, t).clone(), (at.carry, at.tally), (carry, tally)
         )
         return advanced
@@ -190,7 +189,7 @@ def run_steps(problem: Problem, at: Buffers, steps: int, width: int) -> None:
     at.begin.add_(steps)
 
 
-def compile_step(problem: Problem, carry: Carry, work: Work, tally: Tally, width: int) -> None:
+def compile_step(problem: Problem, carry: Clients, work: Work, tally: Tally, width: int) -> None:
     """Have all kernels of a step compiled at once, rather than each when the first step comes to it."""
     if not compiled():
         return
@@ -203,7 +202,7 @@ def compile_step(problem: Problem, carry: Carry, work: Work, tally: Tally, width
             run_steps(problem, at, 1, width)
 
 
-def make_buffers(size: int, carry: Carry, work: Work, tally: Tally) -> Buffers:
+def make_buffers(size: int, carry: Clients, work: Work, tally: Tally) -> Buffers:
     def room(t: Tensor) -> Tensor:
         """Rows of numbers get a tail of zeros, which stays zero: its gradient is."""
         sides = t.shape[1:] if t.dim() < 2 else (*t.shape[1:-1], -(-t.shape[-1] // ALIGN) * ALIGN)

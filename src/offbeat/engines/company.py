@@ -22,7 +22,6 @@ from offbeat.engines.solver import LocalSolver
 from offbeat.engines.updates import Result, gathered
 from offbeat.errors import BadNumbers
 from offbeat.method import ClientRate, Local, Method, State, StepRate
-from offbeat.numerics.batch_norm import normalised
 from offbeat.records import TRIAL, VERSION, Begun, JobName
 from offbeat.schedule.horizon import Horizon, Step
 
@@ -112,7 +111,7 @@ class Company:
     def __init__(self, engine: Engine, methods: Sequence[Method]) -> None:
         self.engine = engine
         first, model = engine.server, engine.flat
-        whole = [normalised(method, model.statistics, model.rule) for method in methods]
+        whole = methods if model.ruled is None else [model.ruled.method(method) for method in methods]
         self.servers = [Server(method, model.initial(), first.seed, first.sizes, None) for method in whole]
         self.results: list[dict[JobName, Result]] = [{} for _ in methods]
         self.live = list(range(len(methods)))
@@ -186,4 +185,5 @@ class Company:
 
     def evaluate(self, trial: int) -> dict[str, float | None]:
         with self.engine.settings, torch.no_grad():
+            self.engine.flat.use_buffers(self.servers[trial].state)
             return self.engine.looks(self.servers[trial].model)

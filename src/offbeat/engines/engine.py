@@ -29,7 +29,7 @@ from offbeat.engines.tile_worker import Spec
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import BadNumbers, ConfigError, OffbeatError
 from offbeat.method import Method
-from offbeat.numerics.batch_norm import normalised
+from offbeat.numerics.buffers import WHOLE
 from offbeat.numerics.evaluation import training_loss
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.wave import Outcome, Problem
@@ -39,7 +39,7 @@ from offbeat.stages import received
 from offbeat.tasks.looks import Looks, Watch
 from offbeat.tasks.task import Task
 
-FORMAT = 4  # of a checkpoint's facts
+FORMAT = 5  # of a checkpoint's facts
 
 
 class Done(NamedTuple):
@@ -108,8 +108,8 @@ class Engine(Newest):
         self.crew, self.tiling = crew, tiling  # how waves are to be cut; None where they are, or never will be
         with self.settings:
             dtype = torch.float64 if precision == "float64" else torch.float32
-            model = self.flat = task.flat_model(dtype, precision == "bf16").to(device)
-            method = self.method = normalised(method, model.statistics, model.rule)
+            model = self.flat = task.flat_model(dtype, precision == "bf16", mode == "reference").to(device)
+            method = self.method = method if model.ruled is None else model.ruled.method(method)
             samples = task.samples(dtype).to(device)
             problem = Problem(model, samples, method.what.local, seed)
             rows = method.what.commit is not None
@@ -170,7 +170,7 @@ class Engine(Newest):
         """The weights of those commits of the window that take some of these jobs, where that much is known of them:
         so whoever computes can add up at once."""
         rule, version = self.method.what, self.version
-        if not self.solver.adds or rule.weigh is None or rule.local.numbers:
+        if not self.solver.adds or rule.weigh is None or set(rule.local.numbers) - {WHOLE}:
             return []
         begun = {job[:2]: job for job in jobs} | self.awaited | {name: r.job for name, r in self.results.items()}
         plans = []
@@ -268,6 +268,7 @@ class Engine(Newest):
     def training_loss(self) -> float:
         """f at the newest version: the mean over clients of their mean losses."""
         with self.settings, torch.no_grad():
+            self.flat.use_buffers(self.server.state)
             return training_loss(self.flat, self.solver.problem.samples, self.server.model)
 
     def report(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -27,16 +27,16 @@ class Memory:
     """Rows of clients by name; reading gives copies on the device."""
 
     def __init__(
-        self, names: Sequence[str], clients: int, dimension: int, dtype: torch.dtype, device: torch.device,
-        where: Choice = "auto",
-    ) -> None:  # fmt: skip
+        self, shapes: Mapping[str, tuple[int, torch.dtype]], clients: int, device: torch.device, where: Choice = "auto"
+    ) -> None:
+        """`shapes` has the width and the type of each vector."""
         self.device = device
-        size = len(names) * clients * dimension * dtype.itemsize
-        place, problems = chosen_place(size, f"{', '.join(names)} of {clients} clients", device, where)
+        size = sum(clients * width * dtype.itemsize for width, dtype in shapes.values())
+        place, problems = chosen_place(size, f"{', '.join(shapes)} of {clients} clients", device, where)
         if problems:
             raise ConfigError(problems)
         self.place = place
-        self.held = {name: room((clients, dimension), dtype, device, place) for name in names}
+        self.held = {name: room((clients, width), dtype, device, place) for name, (width, dtype) in shapes.items()}
 
     def read(self, names: Sequence[str], clients: Tensor) -> State:
         """Rows of these clients, one for each entry."""

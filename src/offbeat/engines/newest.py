@@ -34,6 +34,7 @@ class Newest:
     def evaluate(self) -> dict[str, Any]:
         """The metrics of the newest version."""
         with self.settings, torch.no_grad():
+            self.flat.use_buffers(self.server.state)
             values = self.looks(self.server.model)
             if not self.version and not math.isfinite(values["loss"]) and self.finite():
                 raise BadNumbers(self.first_problem(values["loss"]))
@@ -69,7 +70,12 @@ class Newest:
         """The newest version as `load_state_dict` takes it: parameters, frozen ones too and those in several places by
         each of their names, and buffers, but for those that a file of tensors does not take."""
         module, views = self.flat.module, self.flat.views(self.server.model)
+        self.flat.use_buffers(self.server.state)
         named = dict(module.named_parameters()) | views
+        if self.flat.layout is not None:
+            own = self.flat.layout.everywhere(self.flat.buffers(*self.flat.evaluated))
+            saved = module.state_dict().keys()
+            named |= {name: value for name, value in own.items() if name in saved and not value.is_complex()}
         trained = {id(p): views.get(name, p) for name, p in module.named_parameters()}
         for name, value in module.state_dict(keep_vars=True).items():
             if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_complex():

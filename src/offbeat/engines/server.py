@@ -41,7 +41,8 @@ class Server:
         self.state: State = method.what.init(model)
         self.kept: Memory | None = None
         if method.what.keeps:
-            self.kept = Memory(method.what.keeps, len(sizes), len(model), model.dtype, model.device, choice)
+            shapes = dict.fromkeys(method.what.keeps, (len(model), model.dtype))
+            self.kept = Memory(shapes, len(sizes), model.device, choice)
         self.versions: dict[int, State] = {0: self.broadcast()}
 
     @property

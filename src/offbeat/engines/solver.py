@@ -1,10 +1,11 @@
 """Solvers: who computes jobs. They are asked (`submit`) and answer (`collect`), in any order.
 
-The local solver computes a wave of them on one device, and knows three ways, a ladder: steps that are captured (CUDA
-graphs, traced operations), the plain wave, one client after the other. A way that fails is left for the next one, once
-and for good, with a message. Where the memory runs out, waves are halved. Both are put into the record of the run, with
-the number of the wave, because rounding rests on them; a resumed run and a replay follow it. The opening of a run,
-which asks for every client's gradient, goes down the same ladder, before the first wave.
+The local solver computes a wave on one device, in one of three step modes: steps that are captured (CUDA graphs,
+traced operations), the plain wave, the reference loop. A step mode that fails is left for the next one, once and for
+good, with a message. A model whose first step as a wave gives other numbers than the reference loop begins there. Where
+the memory runs out, waves are halved. Both are put into the record of the run, with the number of the wave, because
+rounding rests on them; a resumed run and a replay follow it. The opening of a run, which asks for every client's
+gradient, falls back in the same order, before the first wave.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.blame import why_not_batched
-from offbeat.numerics.mixing import Blocks, block_twin, block_wave
+from offbeat.numerics.buffers import OWN, memory_shapes
+from offbeat.numerics.first_step import why_reference
+from offbeat.numerics.mixing import Blocks, block_wave
+from offbeat.numerics.reference_loop import full_gradient, reference
 from offbeat.numerics.threads import threads
-from offbeat.numerics.unseen import alone
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import TRIAL, Begun
 
@@ -44,10 +47,10 @@ PLAIN = PlainSteps()
 OPENING = -1  # in a record, in the place of a wave: the first clients of the opening; -2 are the next, and so on
 FAILED = {
     "plain": "steps of this model cannot be captured, so they run plainly",
-    "one by one": "this model cannot be batched over clients, so jobs run one after another",
+    "reference": "this model cannot be batched over clients, so jobs run one after another",
 }
 FALLBACK = re.compile(r"have not yet implemented the batching rule for (aten::\w+)")
-FEW = 32  # samples of the call that looks for hooks and the like
+FEW = 32  # samples of the first step that is compared
 PROCESSOR = 4 << 30  # bytes that a wave may take on a processor ...
 DEVICE = 0.5  # ... and the share of a device's whole memory: what is free changes, and waves must not
 
@@ -133,12 +136,18 @@ def captured_steps(problem: Problem, threads: int, side_by_side: int, counts: bo
 
 def first_rung(problem: Problem, mode: Mode, best: Rung) -> tuple[Rung, str]:
     """The rung that a run begins on, and a sentence where the model asks for the last one."""
-    if mode == "twin":
-        return "one by one", ""
+    if mode == "reference":
+        return "reference", ""
     samples = problem.samples
     rows = samples.first_rows(min(samples.per_step(0), FEW))
-    reason = alone(problem.model, samples.x[rows], samples.y[rows])
-    return (best, "") if reason is None else ("one by one", f"{FAILED['one by one']}: {reason}")
+    with unwarned():
+        reason = why_reference(problem.model, samples.x[rows], samples.y[rows])
+    return (best, "") if reason is None else ("reference", f"{FAILED['reference']}: {reason}")
+
+
+def primed(problem: Problem) -> list[str]:
+    """The vectors that clients remember and that begin with a gradient."""
+    return [name for name in problem.local.remembers if name not in OWN.values()]
 
 
 class LocalSolver:
@@ -171,7 +180,7 @@ class LocalSolver:
 
     @property
     def mode(self) -> Mode:
-        return "twin" if self.rung == "one by one" else "wave"
+        return "reference" if self.rung == "reference" else "wave"
 
     @property
     def steps(self) -> Stepping:
@@ -313,10 +322,8 @@ class LocalSolver:
 
     def way(self, starts: State, jobs: list[Begun]) -> Outcome:
         blocks, steps = self.blocks, self.steps
-        if self.rung == "one by one":
-            if blocks is None:
-                return numerics.twin(self.problem, starts, jobs)
-            return block_twin(self.problem, blocks, starts, jobs)
+        if self.rung == "reference":
+            return reference(self.problem, starts, jobs, blocks)
         if blocks is not None:
             return block_wave(self.problem, blocks, starts, jobs, steps)
         with nullcontext() if self.problem.local.full_gradient else steps.around():
@@ -326,10 +333,10 @@ class LocalSolver:
         """Of clients of a problem with this model, each over its whole shard, at `flat [n, d]`."""
 
         def compute() -> Tensor:
-            if self.rung != "one by one":
+            if self.rung != "reference":
                 return numerics.full_gradients(problem, flat, clients)
             each = zip(flat, clients[:, None], strict=True)
-            return torch.stack([numerics.full_gradient(problem, one, client) for one, client in each])
+            return torch.stack([full_gradient(problem, one, client) for one, client in each])
 
         return self.on_a_rung(compute)
 
@@ -347,7 +354,8 @@ class LocalSolver:
         model, names, clients = self.problem.model, self.problem.local.remembers, self.problem.samples.clients
         self.trials = trials
         if names:
-            self.memory = Memory(names, trials * clients, model.dimension, model.dtype, self.device, self.choice)
+            shapes = memory_shapes(names, model.dimension, model.dtype, model.layout)
+            self.memory = Memory(shapes, trials * clients, self.device, self.choice)
 
     def seats(self, rows: Sequence[Begun]) -> Tensor:
         """Where the memory has the clients of these jobs, those of a trial behind those of the one before it."""
@@ -400,7 +408,7 @@ class LocalSolver:
                 self.halve(len(clients))
                 continue
             for trial in range(self.trials if self.memory is not None else 0):
-                self.memory.write(trial * many + clients, dict.fromkeys(self.problem.local.remembers, gradients))
+                self.memory.write(trial * many + clients, dict.fromkeys(primed(self.problem), gradients))
             yield clients, gradients
             left, group = left[len(clients) :], group - 1
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol, TypeAlias
 
-from offbeat.method import Carry
 from offbeat.numerics import wave as numerics
-from offbeat.numerics.wave import Advance, Problem, Tally, Work
+from offbeat.numerics.wave import Advance, Clients, Problem, Tally, Work
 
-Rung = Literal["captured", "plain", "one by one"]
-LADDER: tuple[Rung, ...] = ("captured", "plain", "one by one")
+Rung = Literal["captured", "plain", "reference"]
+LADDER: tuple[Rung, ...] = ("captured", "plain", "reference")
 Size: TypeAlias = tuple[int, int]  # clients, and samples per step
 Counts: TypeAlias = Mapping[str, Sequence[Sequence[int]]]  # tables as rows: a size, and its number
 
@@ -45,9 +44,9 @@ class PlainSteps:
     rung: Rung = "plain"
 
     def __call__(
-        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-    ) -> tuple[Carry, Tally]:
-        return numerics.advance(problem, carry, work, tally, begin, count, width)
+        self, problem: Problem, clients: Clients, work: Work, tally: Tally, begin: int, count: int, width: int
+    ) -> tuple[Clients, Tally]:
+        return numerics.advance(problem, clients, work, tally, begin, count, width)
 
     def fitting(self, ready: int, urgent: int) -> int:
         return ready
@@ -70,8 +69,8 @@ class PlainSteps:
 
 def lower(one: Rung, other: Rung) -> Rung:
     """
-    >>> lower("one by one", "plain")
-    'one by one'
+    >>> lower("reference", "plain")
+    'reference'
     """
     return max(one, other, key=LADDER.index)
 

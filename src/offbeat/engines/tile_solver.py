@@ -31,13 +31,14 @@ from torch import Tensor
 from offbeat.config.choices import Mode
 from offbeat.engines.crew import CrewMaker
 from offbeat.engines.memory import Memory
-from offbeat.engines.solver import OPENING, first_rung
+from offbeat.engines.solver import OPENING, first_rung, primed
 from offbeat.engines.stepping import Rung, lower
 from offbeat.engines.tile_worker import Key, Opened, Solved, Spec, Sum, Tile, TileAnswer, array, tensor
 from offbeat.engines.tiling import Arrays, Span, index_of, joined, pieces, plans_of, plus, share, tile_size, tiles_in
 from offbeat.engines.updates import Answer, Plan, Result
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
+from offbeat.numerics.buffers import memory_shapes
 from offbeat.numerics.wave import Outcome, Problem
 from offbeat.records import Begun, JobName
 
@@ -104,7 +105,8 @@ class TileSolver:
         if self.remembers:
             model, choice = problem.model, "auto" if spec.choice == "device" else spec.choice
             cpu = torch.device("cpu")
-            self.memory = Memory(self.remembers, problem.samples.clients, model.dimension, model.dtype, cpu, choice)
+            shapes = memory_shapes(self.remembers, model.dimension, model.dtype, model.layout)
+            self.memory = Memory(shapes, problem.samples.clients, cpu, choice)
         self.settle_homes()
 
     @property
@@ -113,7 +115,7 @@ class TileSolver:
 
     @property
     def mode(self) -> Mode:
-        return "twin" if self.rung == "one by one" else "wave"
+        return "reference" if self.rung == "reference" else "wave"
 
     # ---- the rule -------------------------------------------------------------------------------
     def cut(self, jobs: Sequence[Begun]) -> list[tuple[int | None, list[Begun]]]:
@@ -483,7 +485,7 @@ class TileSolver:
             gradients = tensor(means.pop(turn))
             self.bytes["rows"] += gradients.nbytes
             if self.memory is not None:
-                self.memory.write(torch.tensor(clients), dict.fromkeys(self.remembers, gradients))
+                self.memory.write(torch.tensor(clients), dict.fromkeys(primed(self.problem), gradients))
             yield torch.tensor(clients, device=self.device), gradients.to(self.device)
         self.rung = reduce(lower, (rung for (wave, _), rung in self.rungs.items() if wave == OPENING), self.rung)
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from offbeat.config.choices import Choice, Mode, Precision
-from offbeat.engines.solver import LocalSolver, captured_steps
+from offbeat.engines.solver import LocalSolver, captured_steps, primed
 from offbeat.engines.stepping import Rung
 from offbeat.engines.tiles import CACHED, MOST
 from offbeat.engines.tiling import Arrays, Span, joined
 from offbeat.errors import OffbeatError
 from offbeat.method import State, Update
 from offbeat.numerics import wave as numerics
+from offbeat.numerics.buffers import memory_shapes
 from offbeat.numerics.mixing import Blocks
 from offbeat.numerics.threads import threads
 from offbeat.numerics.wave import Problem
@@ -204,7 +205,7 @@ class TileWorker:
             gradients = solver.within_memory(partial(solver.full_gradients, problem, at, who))
         if gradients is None:
             solver.halve(len(who))
-        self.memory.write(who.cpu(), dict.fromkeys(problem.local.remembers, gradients))
+        self.memory.write(who.cpu(), dict.fromkeys(primed(problem), gradients))
         return Opened(array(gradients), solver.notes, solver.rung)
 
 
@@ -228,13 +229,15 @@ class Shard:
 
     def __init__(self, problem: Problem, place: torch.device) -> None:
         self.device, self.place = problem.samples.x.device, place
-        self.zeros = torch.zeros(problem.model.dimension, dtype=problem.model.dtype, device=place)
+        model, names = problem.model, problem.local.remembers
+        shapes = memory_shapes(names, model.dimension, model.dtype, model.layout)
+        self.zeros = {name: torch.zeros(n, dtype=dtype, device=place) for name, (n, dtype) in shapes.items()}
         self.held: dict[str, dict[int, Tensor]] = {name: {} for name in problem.local.remembers}
 
     def read(self, names: Sequence[str], clients: Tensor) -> State:
         who: list[int] = clients.tolist()
         return {
-            name: torch.stack([self.held[name].get(client, self.zeros) for client in who]).to(self.device)
+            name: torch.stack([self.held[name].get(client, self.zeros[name]) for client in who]).to(self.device)
             for name in names
         }
 

@@ -28,11 +28,11 @@ from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
 from offbeat.engines.stepping import Counts, Rung, Size, rows_of, table_of
-from offbeat.method import Carry, Job
+from offbeat.method import Job
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.samples import gathered
 from offbeat.numerics.threads import threads
-from offbeat.numerics.wave import Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
+from offbeat.numerics.wave import Clients, Problem, Tally, Work, draw, job_at, numbered, one_step, tallied
 from offbeat.numerics.windows import Windows
 
 CACHED = 4 << 20  # bytes of models in a tile: they, their gradients and a batch stay in a core's cache
@@ -106,8 +106,8 @@ class TiledAdvance:
             self.inside = None
 
     def __call__(
-        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-    ) -> tuple[Carry, Tally]:
+        self, problem: Problem, carry: Clients, work: Work, tally: Tally, begin: int, count: int, width: int
+    ) -> tuple[Clients, Tally]:
         self.seen[len(work.client), width] += self.counts
         sizes = self.tiles(len(work.client), width)
         whole = (carry, work, tally)
@@ -124,7 +124,7 @@ class TiledAdvance:
             done = list((workers(self.side_by_side).map if free and not alone else map)(take, parts))
         if len(done) == 1:
             return done[0]  # type: ignore[no-any-return]
-        joined: tuple[Carry, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done)
+        joined: tuple[Clients, Tally] = pytree.tree_map(lambda *tiles: torch.cat(tiles), *done)
         return joined
 
     def tiles(self, clients: int, width: int) -> list[int]:
@@ -150,8 +150,8 @@ class TiledAdvance:
         self.taken[size] += steps
 
     def tile(
-        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-    ) -> tuple[Carry, Tally]:
+        self, problem: Problem, carry: Clients, work: Work, tally: Tally, begin: int, count: int, width: int
+    ) -> tuple[Clients, Tally]:
         steps = self.steps.get((len(work.client), width))
         with torch.no_grad():  # which each thread is told anew
             if steps is None:
@@ -194,7 +194,7 @@ def split(tree: Any, sizes: list[int]) -> list[Any]:
 
 
 @torch.no_grad()
-def traced(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> Steps:
+def traced(problem: Problem, carry: Clients, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> Steps:
     """`one_step` for inputs of these shapes, as its bare operations; it may overwrite the carry."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
     from torch.fx.graph import CodeGen

@@ -28,7 +28,7 @@ from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
 from offbeat.method import ClusterPolicy, Method, Policy, Rule, conducts_clusters, inner_policies, policy_options
-from offbeat.numerics.batch_norm import method_problems, tracking
+from offbeat.numerics.buffers import method_problems
 from offbeat.numerics.evaluation import PERCENTILES, SPEEDS, Figure
 from offbeat.numerics.threads import threads
 from offbeat.runs.account import Account
@@ -337,7 +337,7 @@ def units(task: Task, when: Policy, fleet: Fleet | None) -> int:
 def rule_problems(experiment: Experiment, method: Method, task: Task, fleet: Fleet, device: torch.device) -> list[str]:
     """What a rule asks of the others: room for what there is of each client, as many weights as clients, no losses."""
     rule, clients = method.what, task.clients
-    problems = method_problems(method, task.batch_norm) if tracking(task.model) else []
+    problems = method_problems(method, task.batch_norm) if task.changing.state else []
     if rule.clients not in (None, many := units(task, method.when, fleet)):
         problems.append(f"{method.name}: weights of {rule.clients} clients for a task of {many}; give one for each")
     if rule.lossless and fleet.presence is not None:

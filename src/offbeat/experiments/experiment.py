@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -36,6 +37,12 @@ class Experiment:
     evaluate: Mapping[str, Any] = field(default_factory=lambda: {"every_commits": 10})
     targets: tuple[float, ...] | Mapping[str, Sequence[float]] = ()
     callbacks: Sequence[Any] = ()  # names, or tables with a name: what watches the run, and may end it
+
+    def __post_init__(self) -> None:
+        mode: str = self.mode
+        if mode == "twin":
+            warnings.warn("mode = 'twin' is now called 'reference'", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "mode", "reference")
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Experiment:

@@ -119,15 +119,17 @@ def finite(trial: Trial) -> str | None:
     return None
 
 
-def twin(trial: Trial) -> str | None:
+def reference(trial: Trial) -> str | None:
     """Clients computed together come to what each comes to alone, on quadratics and on a network."""
-    if fault := apart(distance(trial.straight, trial.run(mode="twin")), "jobs computed one by one (mode = 'twin')"):
+    if fault := apart(
+        distance(trial.straight, trial.run(mode="reference")), "jobs computed one by one (mode = 'reference')"
+    ):
         return fault
     if trial.straight.result.get("notes"):
         return f"it cannot be computed in waves: {trial.straight.result['notes'][0]}"
     task = network(trial.experiment.task.clients)
     waves = trial.run(task=task)
-    return apart(distance(waves, trial.run(task=task, mode="twin")), "jobs of a network computed one by one")
+    return apart(distance(waves, trial.run(task=task, mode="reference")), "jobs of a network computed one by one")
 
 
 def cut(trial: Trial) -> str | None:
@@ -154,7 +156,7 @@ def unkeyed(trial: Trial) -> str | None:
     """Nothing is drawn but by key: the generators of torch, numpy and Python stay as they are."""
     before = generators()
     trial.run()
-    trial.run(mode="twin")
+    trial.run(mode="reference")
     after = generators()
     drawn = [name for name, state in before.items() if state != after[name]]
     return f"it draws from the global generator of {' and of '.join(drawn)}; draw by key instead" if drawn else None
@@ -247,5 +249,5 @@ class BackwardsConductor:
 
 
 LAWS: tuple[Callable[[Trial], str | None], ...] = (
-    names, untouched, finite, twin, cut, order, unkeyed, again, resumed, replayed, alone,
+    names, untouched, finite, reference, cut, order, unkeyed, again, resumed, replayed, alone,
 )  # fmt: skip

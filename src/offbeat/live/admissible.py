@@ -6,7 +6,6 @@ from torch import Tensor
 
 from offbeat.errors import OffbeatError
 from offbeat.experiments.assemble import Built
-from offbeat.numerics.batch_norm import tracking
 from offbeat.numerics.windows import Windows
 
 
@@ -27,7 +26,7 @@ def require_live(built: Built) -> None:
             f"method '{built.method.name}' was given as an object, and clients are told names, options and numbers; "
             "name it: a table with a name, or module:function"
         )
-    if tracking(built.task.model):
+    if built.task.changing.state:
         problems.append(
             "the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm"
         )

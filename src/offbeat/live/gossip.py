@@ -35,7 +35,6 @@ from offbeat.live.wire import (
     digest,
     encode,
 )
-from offbeat.numerics.mixing import with_iterate
 from offbeat.records import Begun
 
 AHEAD = 2  # exchanges that a neighbour may be ahead of a device; what is further off is refused for now
@@ -178,6 +177,5 @@ class Gossiper:
             if plan.turns and many == plan.every:
                 phase = begun.job * (begun.steps // plan.every) + step // plan.every
                 for turn in range(plan.rounds):
-                    model = await self.exchange(walk.carry[0], phase * plan.rounds + turn)
-                    walk.carry = with_iterate(walk.carry, model)
+                    walk.iterate = await self.exchange(walk.iterate, phase * plan.rounds + turn)
         return await asyncio.to_thread(worker.end_walk, walk, begun)

@@ -33,9 +33,10 @@ from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
 from offbeat.method import Local, Method, State
 from offbeat.numerics import wave as numerics
 from offbeat.numerics.forms import handing_over
+from offbeat.numerics.reference_loop import ClientJob
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel, Loss, copied
-from offbeat.numerics.wave import Problem, Walk
+from offbeat.numerics.wave import Problem
 from offbeat.records import Begun
 from offbeat.runs.disk import read_tensors, write_file
 from offbeat.schedule.device import OWN_STEPS
@@ -304,16 +305,16 @@ class Worker:
         return bytes(self.up.pack(row, lambda place: keys.fold(key, place)))
 
     # A job in parts, between which neighbours exchange models.
-    def walk(self, begun: Begun, packet: bytes | bytearray) -> Walk:
+    def walk(self, begun: Begun, packet: bytes | bytearray) -> ClientJob:
         with self.settings, torch.no_grad():
-            return Walk(self.problem, self.down.unpack(packet, self.device), begun)
+            return ClientJob(self.problem, self.down.unpack(packet, self.device), begun)
 
-    def steps_of(self, walk: Walk, first: int, many: int) -> None:
+    def steps_of(self, walk: ClientJob, first: int, many: int) -> None:
         with self.settings, torch.no_grad():
             for step in range(first, first + many):
                 walk.step(step)
 
-    def end_walk(self, walk: Walk, begun: Begun) -> bytes:
+    def end_walk(self, walk: ClientJob, begun: Begun) -> bytes:
         with self.settings, torch.no_grad():
             return self.packed({name: t[0] for name, t in walk.finish().updates.items()}, begun)
 

@@ -47,7 +47,7 @@ def fednova(
 
     options = ({"momentum": momentum} if momentum else {}) | ({"nesterov": True} if nesterov else {})
     steps = measured(local.sgd(client_lr, options, proximal))
-    rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, clients=share.clients)
+    rule = Rule(steps, init=optimiser.init, weigh=weigh, apply=apply, share=share.of, clients=share.clients)
     return Method("fednova", when, rule)
 
 

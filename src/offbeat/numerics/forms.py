@@ -81,6 +81,18 @@ def unpacked(form: Form | None, values: Tensor) -> Tree:
     return values if form is None else form.unpack(values)
 
 
+def wider(form: Form | None, dtype: torch.dtype) -> Form | None:
+    """Return the form of the same samples with real numbers of this type."""
+    if form is None:
+        return None
+    return form._replace(dtypes=tuple(dtype if kind.is_floating_point else kind for kind in form.dtypes))
+
+
+def double(tree: Tree) -> Tree:
+    """Return the same parts with real numbers in float64."""
+    return pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+
+
 def rows_of(values: Tree, rows: Any) -> Tree:
     """Some rows of every part."""
     if isinstance(values, Tensor | Windows):

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from offbeat.method import Carry, State, Update
+from offbeat.method import State, Update
 from offbeat.numerics import wave as waves
+from offbeat.numerics.buffers import WHOLE
 from offbeat.numerics.trial import unmoved
-from offbeat.numerics.wave import CHUNK, Advance, Outcome, Problem, Tally, Work, columns, ended, outcome_of
+from offbeat.numerics.wave import CHUNK, Advance, Clients, Outcome, Problem, Tally, Work, columns, outcome_of
 from offbeat.records import Begun
 
 
@@ -48,10 +49,20 @@ class Blocks(NamedTuple):
             weights[row, [first[row] + place for place in chosen]] = 1 / len(chosen)
         means = {}
         for name, vectors in updates.items():
+            if name == WHOLE:
+                means[name] = torch.stack([vectors[row.nonzero()[0]].amax(0) for row in weights])
+                continue
             by = torch.from_numpy(weights).to(vectors.dtype).to(vectors.device, non_blocking=True)
             with exact_products():
                 means[name] = by @ vectors
         return means
+
+    def matrix_after(self, job: Begun, k: int) -> np.ndarray | None:
+        """The matrix by which the devices of a cluster mix after local step k of a job; None where they do not."""
+        turns = self.mixing[job.client]
+        if not turns or (k + 1) % self.every:
+            return None
+        return turns[(job.job * (job.steps // self.every) + k // self.every) % len(turns)]
 
 
 class Mixer:
@@ -122,18 +133,21 @@ def block_wave(
     work = columns(problem, devices, starts["model"].device)
     lanes = lanes_of([problem.samples.per_step(job.client) for job in devices], work.client)
     mixer = Mixer(blocks, jobs, starts["model"]) if blocks.mixing[jobs[0].client] else None
-    carry = torch.vmap(problem.local.begin)(starts, work.job)
+    starts, clients = waves.begun(problem, starts, work)
     tally = Tally(torch.zeros_like(work.job.steps), torch.full_like(work.client, -1))
     done, steps = 0, jobs[0].steps
     while done < steps:
         phase_end = done - done % blocks.every + blocks.every if mixer else steps
         count = max(1, min(phase_end - done, steps - done, CHUNK // (len(devices) * max(width for _, width in lanes))))
-        carry, tally = abreast(problem, carry, work, tally, done, count, lanes, advance)
+        clients, tally = abreast(problem, clients, work, tally, done, count, lanes, advance)
         done += count
         if mixer and done % blocks.every == 0:
-            carry = with_iterate(carry, mixer(carry[0], done // blocks.every - 1))
-    updates: Update = torch.vmap(problem.local.finish)(starts, carry, ended(work.job))
-    return outcome_of(updates, tally, work.job)
+            phase = done // blocks.every - 1
+            clients = clients.at(mixer(clients.iterate, phase))
+            if clients.buffers:
+                real, whole = clients.buffers
+                clients = clients._replace(buffers=(mixer(real, phase), whole))
+    return outcome_of(waves.finished(problem, starts, clients, work), tally, work.job)
 
 
 Lane = tuple[Tensor | None, int]  # rows (None: all of them) whose steps use so many samples
@@ -149,44 +163,14 @@ def lanes_of(widths: list[int], like: Tensor) -> list[Lane]:
 
 
 def abreast(
-    problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, lanes: list[Lane],
+    problem: Problem, clients: Clients, work: Work, tally: Tally, begin: int, count: int, lanes: list[Lane],
     advance: Advance,
-) -> tuple[Carry, Tally]:  # fmt: skip
+) -> tuple[Clients, Tally]:  # fmt: skip
     """All rows `count` steps further, those of one width together."""
     for rows, width in lanes:
         if rows is None:
-            return advance(problem, carry, work, tally, begin, count, width)
-        own, whose, sums = pytree.tree_map(lambda t, rows=rows: t[rows], (carry, work, tally))
+            return advance(problem, clients, work, tally, begin, count, width)
+        own, whose, sums = pytree.tree_map(lambda t, rows=rows: t[rows], (clients, work, tally))
         moved = advance(problem, own, whose, sums, begin, count, width)
-        carry, tally = pytree.tree_map(lambda t, new, rows=rows: t.index_copy(0, rows, new), (carry, tally), moved)
-    return carry, tally
-
-
-def with_iterate(carry: Carry, y: Tensor) -> Carry:
-    """The carry with another iterate, its first field."""
-    return carry._replace(**{carry._fields[0]: y})
-
-
-@unmoved
-@torch.no_grad()
-def block_twin(problem: Problem, blocks: Blocks, starts: State, jobs: Sequence[Begun]) -> Outcome:
-    """The slow twin of `block_wave`: one device after the other, one neighbour after the other."""
-    outcomes: list[Any] = []
-    first = 0
-    for block in jobs:
-        devices = blocks.rows([block])
-        own = [{name: state[first + i] for name, state in starts.items()} for i in range(len(devices))]
-        first += len(devices)
-        walks = [waves.Walk(problem, start, device) for start, device in zip(own, devices, strict=True)]
-        turns = blocks.mixing[block.client]
-        for k in range(block.steps):
-            for walk in walks:
-                walk.step(k)
-            if turns and (k + 1) % blocks.every == 0:
-                w = turns[(block.job * (block.steps // blocks.every) + k // blocks.every) % len(turns)]
-                models = [walk.carry[0] for walk in walks]
-                for i, walk in enumerate(walks):
-                    mean = sum((float(w[i, j]) * model for j, model in enumerate(models)), torch.zeros_like(models[i]))
-                    walk.carry = with_iterate(walk.carry, mean)
-        outcomes += [walk.finish() for walk in walks]
-    return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts), *map(tuple, outcomes)))
+        clients, tally = pytree.tree_map(lambda t, new, rows=rows: t.index_copy(0, rows, new), (clients, tally), moved)
+    return clients, tally

@@ -1,7 +1,7 @@
 """What a model must not do while it trains, found by one training step before a run, and noticed inside one.
 
 Jobs are computed together, in any order, and again after a crash. So a step may draw nothing but keyed numbers, and may
-leave no trace in the model: no statistics, no counters, no changed parameters.
+leave no trace in the model but in the buffers that clients have of their own.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,10 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import keys
 from offbeat.errors import OffbeatError
+from offbeat.numerics.attributes import as_before
 from offbeat.numerics.blame import UNCHECKPOINTED
+from offbeat.numerics.buffers import Kinds, own_buffers, tracking
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forked import ELSEWHERE, forked
-from offbeat.numerics.forms import called
+from offbeat.numerics.forms import Tree, called
+from offbeat.numerics.replica import Replica
 from offbeat.numerics.vector import FlatModel
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
@@ -75,6 +78,53 @@ def changes(names: list[str]) -> list[str]:
         "for all: keep such a thing out of the model, or put that part in eval mode"
         for name in names
     ]
+
+
+def norm_buffers(module: nn.Module) -> set[str]:
+    """Return the names of the buffers of normalisations whose running statistics move in training."""
+    return own_buffers(module, [name for name, _ in tracking(module)])
+
+
+def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> Kinds | None:
+    """Return which buffers of a module, a copy to train, change when it is called with two batches.
+
+    One that is replaced or written counts as changed, whatever its value: another batch may bring another value. A
+    cache has the same value after every call, whatever the batch and its value before. None if a call fails.
+    """
+    norms = norm_buffers(module)
+    device = next((t.device for t in pytree.tree_leaves(batches) if isinstance(t, Tensor)), torch.device("cpu"))
+
+    def after(*batches: Tree, shift: bool = False) -> tuple[set[str], dict[str, Tensor]]:
+        own = copy.deepcopy(module)
+        for _, buffer in own.named_buffers() if shift else ():
+            buffer.data.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)
+        before = {name: (b, b._version, b.detach().clone()) for name, b in own.named_buffers()}
+        with torch.enable_grad(), seeded(1, device), Keyed(trial_key(device)), as_before(own):
+            for batch in batches:
+                called(own, pytree.tree_map(torch.clone, batch))
+        now = {name: b.detach() for name, b in own.named_buffers()}
+        alike = {
+            name
+            for name, (b, version, value) in before.items()
+            if name in now and now[name]._version == version and same([now[name]], [value])
+            if dict(own.named_buffers())[name] is b
+        }
+        return now.keys() - alike, now
+
+    try:
+        runs = [after(batches[0]), after(batches[1]), after(*batches)]
+    except Exception:  # whatever a model of one's own raises is said elsewhere
+        return None
+    changed = set().union(*(names for names, _ in runs))
+    with suppress(Exception):  # a model may fail on buffers with other values
+        runs.append(after(batches[0], shift=True))
+    values = [value for _, value in runs]
+    cache = {
+        name
+        for name in changed - norms
+        if len(runs) == 4 and all(name in value and same([value[name]], [values[0][name]]) for value in values)
+    }
+    return Kinds(changed - cache | norms, cache)
 
 
 def bounded_tables(module: nn.Module) -> set[str]:
@@ -164,18 +214,17 @@ def complain(problem: Any, moved: list[str]) -> None:
 
 def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
     """One training step of one client, watched."""
-    flat = model.initial()
-    kept = {**dict(model.module.named_buffers()), **dict(model.module.named_parameters())}
+    flat, replica = model.initial(), Replica(model)
+    of_clients = model.kinds.state | model.kinds.cache
+    buffers = {name: b for name, b in replica.module.named_buffers() if name not in of_clients}
+    kept = {**buffers, **dict(replica.module.named_parameters())}
     before = {name: t.detach().clone() for name, t in kept.items()}
-    start = flat.clone()
-    with seeded(seed, flat.device), Watch(model.module) as watch:
+    with seeded(seed, flat.device), Watch(replica.module) as watch:
         states = generators(flat.device)
-        loss, gradient = model.slope(flat, x.clone(), y.clone(), trial_key(flat.device))
+        loss, gradient, _ = replica.gradient(flat, model.buffers(), x.clone(), y.clone(), trial_key(flat.device))
         after = generators(flat.device)
     changed = [f"'{name}'" for name, t in kept.items() if not same([t.detach()], [before[name]])]
-    if not same([flat], [start]):
-        changed.append("its own parameters")
-    now = dict(model.module.named_buffers())
+    now = dict(replica.module.named_buffers())
     replaced = [f"'{name}'" for name, t in now.items() if name in kept and not same([t.detach()], [before[name]])]
     moved = {name: after[name] for name in differing(states, after)}
     return Step([loss, gradient], watch.draws, changed, replaced, moved)

@@ -1,5 +1,5 @@
-"""What of a model a run would not see, found by calls before it: parameters that the loss reaches past the layers,
-what one call leaves for the next, hooks on gradients and backwards that read parameters.
+"""What of a model a run would not see, found by calls before it: parameters that the loss reaches past the layers, and
+what one call leaves for the next.
 
 Clients train copies, as views of a flat vector, and each call finds the model as the run began
 (`numerics/attributes.py`).
@@ -7,17 +7,13 @@ Clients train copies, as views of a flat vector, and each call finds the model a
 
 from __future__ import annotations
 
-import copy
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from offbeat.numerics.attributes import Own, attributes, put_back
-from offbeat.numerics.draws import Keyed
-from offbeat.numerics.forms import called
+from offbeat.numerics.replica import Replica
+from offbeat.numerics.snapshot import Snapshot, attribute, attribute_name
 from offbeat.numerics.trial import REPEATS, same, seeded, trial_key
 from offbeat.numerics.vector import FlatModel
 
@@ -69,68 +65,54 @@ def nodes_of(value: Tensor) -> list[Any]:
 
 
 # ---- what calls leave behind --------------------------------------------------------------------
+CALLS = 24  # in a row, of a model that counts
+AHEAD = (*range(1, 17), 25, 40, 50, 99, 100, 199, 500, 999, 1000, 10_000)  # to which counters are moved on
+
+
 def left_overs(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[str]:
-    """What a call leaves in the model that the next call, or the loss, lives on."""
-    module = copy.deepcopy(model.module)
+    """Return what a call leaves in the model or the loss that the next call, or the loss, depends on."""
+    replica = Replica(model)
     other = torch.zeros(len(x), dtype=torch.long, device=x.device)  # the first sample, again and again
 
-    def loss(x: Tensor, y: Tensor) -> list[Tensor]:
-        with torch.enable_grad(), seeded(1, x.device), Keyed(trial_key(x.device)):
-            inputs, targets = model.batch(x.clone(), y.clone())
-            return [model.loss(called(module, inputs), targets).detach()]
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        """Loss and gradient, with all buffers as they were; attributes stay as the call leaves them."""
+        with seeded(1, x.device):
+            return list(replica.gradient(flat, model.buffers(), x.clone(), y.clone(), key, keep=True)[:2])
 
-    begun = attributes(module)
-    fresh = loss(x[other], y[other])
-    put_back(begun)
-    loss(x, y)
-    once = attributes(module)
-    loss(x, y)
-    twice = attributes(module)
-    lives = not same(fresh, loss(x[other], y[other]))
-    left, counted = (
-        {name for now, then in zip(*pair, strict=True) for name in changed_names(now, then)}
-        for pair in ((once, begun), (twice, once))
-    )
-    if counted and not lives:  # a counter may come to matter later
-        put_back(twice)
-        plain = loss(x, y)
-        put_back(twice)
-        for part in module.modules():
-            for name in counted & vars(part).keys():
-                setattr(part, name, moved_on(getattr(part, name)))
-        lives = not same(plain, loss(x, y))
+    flat, key = model.initial(), trial_key(x.device)
+    begun = Snapshot(replica.module, model.loss)
+    try:
+        fresh = step(x[other], y[other])
+        begun.restore()
+        first = step(x, y)
+        once = Snapshot(replica.module, model.loss)
+        step(x, y)
+        twice = Snapshot(replica.module, model.loss)
+        left, counted = begun.changed(once), once.changed(twice)
+        lives = not same(fresh, step(x[other], y[other]), REPEATS)
+        if counted and not lives:  # what changes at every call may come to matter later
+            twice.restore()
+            lives = any(not same(first, step(x, y), REPEATS) for _ in range(CALLS))
+            for by in () if lives else AHEAD:
+                twice.restore()
+                twice.moved_on(counted, by)
+                if lives := not same(first, step(x, y), REPEATS):
+                    break
+    finally:
+        begun.restore()
     if lives:
+        names = dict.fromkeys(map(attribute, sorted(counted or left)))
         return [
-            f"the model keeps {', '.join(map(repr, sorted(left))) or 'something'} from call to call, and its loss "
-            "depends on that. Jobs run together and in any order, so it would not be the same for all: let rates have "
-            "a schedule, or keep it out of the model"
+            f"the model keeps {', '.join(names) or 'something'} from call to call, and its loss depends on that. Jobs "
+            "run together and in any order, so it would not be the same for all: let rates have a schedule, keep it "
+            "out of the model and the loss, or make it a buffer (register_buffer) and give batch_norm"
         ]
-    asked = left & names_in(model.loss) if refers_to(model.loss, caller) else ()
+    asked = {attribute_name(path) for path in left} & names_in(model.loss) if refers_to(model.loss, caller) else set()
     return [
         f"the loss reads '{name}' of the model, which forward sets: clients train copies, and the loss would see "
         "another one's. Give it back among the outputs, for instance in a dictionary"
         for name in sorted(asked)
     ]
-
-
-def changed_names(now: Own, then: Own) -> list[str]:
-    """Attributes that have other values."""
-
-    def alike(one: Any, other: Any) -> bool:
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            return same([one.detach()], [other.detach()])
-        plain = (bool, int, float, str)
-        return one is other or not isinstance(one, (*plain, Tensor)) or (isinstance(other, plain) and one == other)
-
-    absent = object()
-    return [name for name, value in now.there.items() if not alike(value, then.there.get(name, absent))]
-
-
-def moved_on(value: Any) -> Any:
-    """What a counter may come to."""
-    if isinstance(value, bool | str):
-        return value
-    return value + 1000 if isinstance(value, int | float) else value * 2 + 1
 
 
 def refers_to(loss: Any, model: nn.Module) -> bool:
@@ -154,49 +136,3 @@ def names_in(loss: Any) -> set[str]:
     """Names that the code of a loss uses."""
     code = getattr(loss, "__code__", None) or getattr(getattr(loss, "forward", None), "__code__", None)
     return set() if code is None else set(code.co_names)
-
-
-# ---- the way back -------------------------------------------------------------------------------
-def alone(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
-    """Why jobs of this model must be computed one after another, though a wave would not fail: a hook on a gradient,
-    which waves would not call, or a backward that reads parameters, which by then are no client's. None: they need
-    not."""
-    for name, part in model.module.named_modules():
-        if part._backward_hooks or part._backward_pre_hooks:
-            where = f"{type(part).__name__} ('{name}')" if name else type(part).__name__
-            return f"{where} has a hook on a gradient"
-    hooks, loss = Hooks(), None
-    with suppress(Exception), torch.enable_grad(), seeded(1, x.device), hooks:  # what fails is told elsewhere
-        loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
-    if hooks.seen:
-        return "its forward has a hook on a gradient"
-    own = None if loss is None else next(filter(None, map(own_function, nodes_of(loss))), None)
-    return f"the backward of {own} reads parameters" if own and reads_parameters(model, x, y) else None
-
-
-def own_function(node: Any) -> str | None:
-    """The name of the `autograd.Function` that a node belongs to, if it is a user's."""
-    made_by = getattr(type(node), "_forward_cls", None)
-    return made_by.__name__ if made_by is not None and not made_by.__module__.startswith("offbeat.") else None
-
-
-def reads_parameters(model: FlatModel, x: Tensor, y: Tensor) -> bool:
-    """Whether gradients elsewhere than at the module's own parameters are others where it has its own on the way."""
-    flat, slopes = model.initial().mul_(0.9).add_(0.01), []
-    with suppress(Exception), torch.enable_grad(), seeded(1, x.device):
-        at = flat.clone().requires_grad_()
-        slopes.append(torch.autograd.grad(model.one(at, x.clone(), y.clone(), trial_key(x.device)), at)[0])
-        slopes.append(model.slope(flat, x.clone(), y.clone(), trial_key(x.device))[1])
-    return len(slopes) == 2 and not same(slopes[:1], slopes[1:], REPEATS)
-
-
-class Hooks(TorchFunctionMode):
-    """Notices when a hook is put on a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= func is Tensor.register_hook
-        return func(*args, **(kwargs or {}))

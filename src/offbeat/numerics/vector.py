@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -23,16 +23,18 @@ from torch.nn import parameter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
-from offbeat.errors import ConfigError
-from offbeat.numerics import batch_norm
+from offbeat.errors import ConfigError, OffbeatError
+from offbeat.numerics import buffers
 from offbeat.numerics.attributes import as_before
+from offbeat.numerics.buffers import Kinds, Layout, Ruled, Values
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
 from offbeat.numerics.fast.plain_recurrence import TwiceDifferentiable
 from offbeat.numerics.fast.table import ForClients
-from offbeat.numerics.forms import Forms, Tree, arguments, called, scores_in, unpacked
+from offbeat.numerics.forms import Forms, Tree, arguments, double, scores_in, unpacked, wider
 from offbeat.numerics.outputs import detached
+from offbeat.numerics.replica import Replica, with_hooks
 from offbeat.numerics.transforms import Widened
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # (outputs, targets) of a batch -> mean loss
@@ -46,7 +48,7 @@ def lazy(p: Tensor) -> bool:
 def module_problems(module: nn.Module, rule: str | None = None) -> list[str]:
     """Why a module cannot be trained here, its batch normalisations by this rule, in sentences; empty when it can. What
     shows only when it computes is found by `numerics/trial.py`."""
-    problems = batch_norm.norm_problems(module, rule)
+    problems = buffers.norm_problems(module, rule)
     for name, p in module.named_parameters():
         if lazy(p):
             problems.append(f"parameter '{name}' has no shape yet: call the model once on some inputs before")
@@ -54,11 +56,6 @@ def module_problems(module: nn.Module, rule: str | None = None) -> list[str]:
             problems.append(
                 f"parameter '{name}' is complex, and models are flat vectors of real numbers: keep its real and "
                 "imaginary parts, and join them by torch.view_as_complex in forward"
-            )
-        if p._backward_hooks:
-            problems.append(
-                f"parameter '{name}' has a hook on its gradient, which would not be called: take it off, and use "
-                "client options or a method of your own"
             )
     problems += overlaps(module) + scripted(module)
     if not any(p.requires_grad for p in module.parameters()):
@@ -94,13 +91,13 @@ def overlaps(module: nn.Module) -> list[str]:
     ]
 
 
-def copied(module: nn.Module, rule: str | None = None) -> nn.Module:
-    """A copy to train, its batch normalisations by this rule: the caller's own stays as it is.
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy to train, with the hooks of its parameters: the caller's own stays as it is.
 
     A part that is in eval mode within a model in train mode stays so; a model in eval mode is put to train as a whole.
     """
     try:
-        copy_ = copy.deepcopy(module)
+        copy_ = with_hooks(copy.deepcopy(module), module)
     except (RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -114,9 +111,7 @@ def copied(module: nn.Module, rule: str | None = None) -> nn.Module:
             part.sparse = False  # a gradient is a flat vector; the numbers are the same
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters = partial(laid_out, part)  # type: ignore[method-assign]
-    copy_ = copy_ if copy_.training else copy_.train()
-    batch_norm.ruled(copy_, rule)
-    return copy_
+    return copy_ if copy_.training else copy_.train()
 
 
 def of_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -148,17 +143,6 @@ def uses(module: nn.Module) -> dict[str, str]:
     }
 
 
-class Held(nn.Module):
-    """A model that keeps the parameters it is given for as long as something is computed."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, compute: Callable[[], Any]) -> Any:
-        return compute()
-
-
 def laid_out(part: nn.RNNBase) -> None:
     """What cuDNN asks for, where the weights are those of one client; weights of many lie nowhere."""
     with suppress(RuntimeError):
@@ -184,13 +168,19 @@ class FlatModel:
 
     def __init__(
         self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False,
-        forms: Forms = Forms(), rule: str | None = None,
+        forms: Forms = Forms(), rule: Any = None, kinds: Kinds | None = None,
     ) -> None:  # fmt: skip
+        """`kinds` says which buffers change in training; by default those of normalisations with running statistics."""
         problems = module_problems(module, rule)
         if problems:
             raise ConfigError(problems)
-        self.module = of_type(copied(module, rule), dtype)
-        self.rule, self.statistics = rule, batch_norm.columns(self.module)
+        self.module = of_type(copied(module), dtype)
+        norms = [name for name, _ in buffers.tracking(self.module)] if rule else []
+        self.kinds = Kinds(buffers.own_buffers(self.module, norms)) if kinds is None else kinds
+        layout = Layout(self.module, self.kinds.state, dtype) if rule and self.kinds.state else None
+        self.ruled = None if layout is None else Ruled(layout, rule)
+        self.evaluated: list[Values] = []  # the buffers that evaluation uses; one entry, or none for the initial ones
+        self.constants = Constants(self.module, self.kinds)
         self.loss = loss_copied(loss, dtype)
         self.dtype = dtype
         self.forms = forms
@@ -202,19 +192,61 @@ class FlatModel:
         self.dimension = sum(self.sizes)
         self.wide: set[int] = set()  # of the tensors that it makes: those with a row for each client
         self.called = False  # for clients together; then that is known
+        self._replica: Replica | None = None
 
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
-        self.statistics = batch_norm.columns(self.module)  # there, too
+        if self.layout is not None:
+            self.layout.to(device)
+        self.constants = Constants(self.module, self.kinds)
+        self._replica = None
         return self
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the buffers that belong to clients; None for a model without any."""
+        return None if self.ruled is None else self.ruled.layout
+
+    @property
+    def replica(self) -> Replica:
+        """A copy of the module that trains as PyTorch trains it, for the reference loop."""
+        if self._replica is None:
+            self._replica = Replica(self)
+        return self._replica
+
+    def buffers(self, values: Values = ()) -> dict[str, Tensor]:
+        """Return buffers by name from these values, or the initial ones."""
+        return {} if self.layout is None else self.layout.tensors(values or self.layout.initial)
+
+    def initial_values(self, clients: int) -> Values:
+        """Return the initial buffers of n clients."""
+        return () if self.layout is None else tuple(vector.expand(clients, -1) for vector in self.layout.initial)
+
+    def use_buffers(self, vectors: Mapping[str, Tensor]) -> None:
+        """Evaluate with the buffers among these vectors, those of a version."""
+        if buffers.REAL in vectors:
+            self.evaluated[:] = [(vectors[buffers.REAL], vectors[buffers.WHOLE])]
 
     def reading(self, forms: Forms) -> FlatModel:
         """The same model for samples of other forms."""
         other = copy.copy(self)
         other.forms = forms
         return other
+
+    def in_double(self, x: Tensor, y: Tensor) -> tuple[FlatModel, Tensor, Tensor]:
+        """Return the model and a batch in float64, nothing of which is rounded further."""
+        if self.dtype == torch.float64:
+            return self, x, y
+        forms, rule = (
+            Forms(*(wider(form, torch.float64) for form in self.forms)),
+            None if self.ruled is None else self.ruled.rule,
+        )
+        model = FlatModel(self.module, self.loss, torch.float64, False, forms, rule, self.kinds).to(x.device)
+        both: Any = zip(forms, self.batch(x, y), strict=True)
+        inputs, targets = (double(tree) if form is None else form.pack(double(tree)) for form, tree in both)
+        return model, inputs, targets
 
     def initial(self) -> Tensor:
         """The module's own trainable parameters: version 0. Frozen ones stay as they are."""
@@ -237,6 +269,9 @@ class FlatModel:
         same every time."""
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
+        if self.ruled is not None and self.ruled.rule != "averaged":  # statistics of the batches
+            for owner in self.ruled.layout.owners:
+                self.module.get_submodule(owner).training = True
         try:
             return self.keyed_outputs(flat, x)
         except torch.OutOfMemoryError:
@@ -250,7 +285,8 @@ class FlatModel:
 
     def keyed_outputs(self, flat: Tensor, x: Tensor) -> Any:
         with Keyed(torch.full((), keys.key(0, "outputs"), device=flat.device)):
-            return self.call(self.views(flat), self.inputs(x.clone()))  # it may change its input
+            own = self.buffers(*self.evaluated)
+            return self.call(self.views(flat), self.inputs(x.clone()), own)  # it may change its input
 
     def one(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
         """The loss of one client on one batch; `key` is for what the model draws at random."""
@@ -258,47 +294,48 @@ class FlatModel:
             return self.batch_loss(self.views(flat), *self.batch(x, y))
 
     def slope(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The loss of one client on one batch, and its gradient `[d]`. The module has the client's parameters until the
-        gradient is there: parts of it may be computed once more on the way back (`torch.utils.checkpoint`)."""
-
-        def compute() -> tuple[Tensor, Tensor]:
-            with Keyed(key):
-                inputs, targets = self.batch(x, y)
-                loss = self.mean_loss(called(self.module, inputs), targets)
-            return loss.detach(), torch.autograd.grad(loss, at)[0]
-
-        with torch.enable_grad(), as_before(self.module):
-            at = flat.detach().requires_grad_()
-            held = {f"module.{place}": view for place, view in self.everywhere(self.views(at)).items()}
-            both: tuple[Tensor, Tensor] = functional_call(Held(self.module), held, (compute,), tie_weights=False)
-        return both
+        """Return the loss of one client on one batch, and its gradient `[d]`, by the module itself and `backward()`."""
+        return self.replica.gradient(flat, self.buffers(), x, y, key)[:2]
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The losses `[n]` and gradients `[n, d]` of n clients at `flat [n, d]`, on batches `x [n, b, ...]`."""
+        """Return the losses `[n]` and gradients `[n, d]` of n clients at `flat [n, d]`, on batches `x [n, b, ...]`.
+
+        Buffers are the initial ones.
+        """
+        return self.gradient_step(flat, (), x, y, key)[:2]
+
+    def gradient_step(
+        self, flat: Tensor, values: Values, x: Tensor, y: Tensor, key: Tensor | None
+    ) -> tuple[Tensor, Tensor, Values]:
+        """Return the losses `[n]` and gradients `[n, d]` of n clients, and what becomes of their buffers."""
         gradient = torch.empty_like(flat)
         if flat.shape[1] > self.dimension:
             gradient[:, self.dimension :].zero_()
-        return self.slopes(flat, gradient, x, y, key, False)[0], gradient
+        losses, _, values = self.slopes(flat, gradient, values, x, y, key, False)
+        return losses, gradient, values
 
     def slopes(
-        self, flat: Tensor, gradient: Tensor, x: Tensor, y: Tensor, key: Tensor | None, steps: bool
-    ) -> tuple[Tensor, Places]:
-        """The losses `[n]`, and gradients in their places, or, with `steps`, those of large matrices as factors."""
+        self, flat: Tensor, gradient: Tensor, values: Values, x: Tensor, y: Tensor, key: Tensor | None, steps: bool
+    ) -> tuple[Tensor, Places, Values]:
+        """The losses `[n]`, and gradients in their places, or, with `steps`, those of large matrices as factors; and
+        what becomes of the buffers."""
         with torch.enable_grad():
             views = {name: view.detach().requires_grad_() for name, view in self.views(flat).items()}
             places = Places(list(views.values()), list(self.views(gradient).values()), steps)
-            losses = self.losses(views, x, y, key, places)
+            losses, values = self.losses_and_buffers(views, values, x, y, key, places)
             unwritten = gradients(losses, places.parameters)
         places.fill(unwritten)
-        return losses.detach(), places
+        return losses.detach(), places, values
 
     def descend(
-        self, flat: Tensor, lr: Tensor, correction: Tensor | None, x: Tensor, y: Tensor, key: Tensor | None
-    ) -> Tensor:
-        """Move `flat [n, d]` in its place by -lr (gradient + correction); gives the losses. The gradient of a large
-        matrix is never written: its product goes straight into the model; nor is another large one copied."""
+        self, flat: Tensor, values: Values, lr: Tensor, correction: Tensor | None, x: Tensor, y: Tensor,
+        key: Tensor | None,
+    ) -> tuple[Tensor, Values]:  # fmt: skip
+        """Move `flat [n, d]` in its place by -lr (gradient + correction); return the losses, and what becomes of the
+        buffers. The gradient of a large matrix is never written: its product goes straight into the model; nor is
+        another large one copied."""
         gradient = torch.empty_like(flat)
-        losses, places = self.slopes(flat, gradient, x, y, key, True)
+        losses, places, values = self.slopes(flat, gradient, values, x, y, key, True)
         ends = list(accumulate(self.sizes))
         elsewhere = [id(p) in places.factors or id(p) in places.kept for p in places.parameters]
         for is_elsewhere, stretch in groupby(range(len(ends)), key=elsewhere.__getitem__):
@@ -318,19 +355,19 @@ class FlatModel:
                 else:
                     g, inputs = places.factors[name]
                     part.baddbmm_((g * -rate).mT, inputs)
-        return losses
+        return losses, values
 
     def hessian_product(self, flat: Tensor, v: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """H v `[n, d]` of n clients at `flat [n, d]`: plain functions throughout, because it differentiates twice."""
 
-        def loss(flat: Tensor, x: Tree, y: Tree, key: Tensor) -> Tensor:
+        def loss(flat: Tensor, own: dict[str, Tensor], x: Tree, y: Tree, key: Tensor) -> Tensor:
             with TwiceDifferentiable(key):
-                return self.batch_loss(self.views(flat), x, y)
+                return self.mean_loss(self.call(self.views(flat), x, own), y)
 
         # other means of attention and of cuDNN can be differentiated once only
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False):
             at = flat.detach().requires_grad_()
-            total = torch.vmap(loss)(at, *self.batch(x, y), key).sum()
+            total = torch.vmap(loss)(at, self.buffers(self.initial_values(len(flat))), *self.batch(x, y), key).sum()
             (slope,) = torch.autograd.grad(total, at, create_graph=True)
             if not slope.requires_grad:  # a loss without curvature
                 return torch.zeros_like(flat)
@@ -340,22 +377,40 @@ class FlatModel:
     def losses(
         self, views: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None = None, places: Places | None = None
     ) -> Tensor:
-        """The losses `[n]` of n clients from views of their parameters."""
+        """The losses `[n]` of n clients from views of their parameters, with the initial buffers."""
+        return self.losses_and_buffers(views, (), x, y, key, places)[0]
 
-        device = next(iter(views.values())).device.type
+    def losses_and_buffers(
+        self, views: dict[str, Tensor], values: Values, x: Tensor, y: Tensor, key: Tensor | None = None,
+        places: Places | None = None,
+    ) -> tuple[Tensor, Values]:  # fmt: skip
+        """The losses `[n]` of n clients from views of their parameters and the values of their buffers, and what
+        becomes of these."""
+        first = next(iter(views.values()))
+        device, clients = first.device.type, len(first)
+        values = values or self.initial_values(clients)
 
-        def loss(views: dict[str, Tensor], x: Tree, y: Tree, key: Tensor | None) -> Tensor:
+        def loss(
+            views: dict[str, Tensor], own: dict[str, Tensor], x: Tree, y: Tree, key: Tensor | None
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             rounding = torch.autocast(device, torch.bfloat16, self.rounded, cache_enabled=False)
             with ForClients(key, places, self.wide), rounding:
-                return self.batch_loss(views, x, y)
+                value = self.mean_loss(self.call(views, x, own), y)
+            return value, {name: buffer.detach() for name, buffer in own.items()}
 
-        of_each = torch.vmap(loss, in_dims=(0, 0, 0, None if key is None else 0))
+        of_each = torch.vmap(loss, in_dims=(0, 0, 0, 0, None if key is None else 0))
         while not self.called:
             with suppress(Widened):
-                losses = of_each(views, *self.batch(x.clone(), y.clone()), key)  # it may change its input
+                batch = self.batch(x.clone(), y.clone())  # it may change its input
+                losses, own = of_each(views, self.buffers(values), *batch, key)
                 self.called = True
-                return losses
-        return of_each(views, *self.batch(x, y), key)
+                return losses, self.joined(own, clients)
+        losses, own = of_each(views, self.buffers(values), *self.batch(x, y), key)
+        return losses, self.joined(own, clients)
+
+    def joined(self, own: dict[str, Tensor], clients: int | None = None) -> Values:
+        """Return the values of buffers by name."""
+        return () if self.layout is None else self.layout.joined(own, clients)
 
     def batch(self, x: Tensor, y: Tensor) -> tuple[Tree, Tree]:
         """Inputs and targets as the model and the loss take them."""
@@ -368,17 +423,22 @@ class FlatModel:
         return unpacked(self.forms.targets, y)
 
     def batch_loss(self, views: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-        return self.mean_loss(self.call(views, inputs), targets)
+        return self.mean_loss(self.call(views, inputs, self.buffers()), targets)
 
     def everywhere(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
         """Views in every place of their parameter."""
         return {place: views[name] for place, name in self.uses.items()}
 
-    def call(self, views: dict[str, Tensor], inputs: Tree) -> Any:
-        """The module's outputs, or their `logits`."""
-        given = self.everywhere(views)
+    def call(self, views: dict[str, Tensor], inputs: Tree, own: dict[str, Tensor] | None = None) -> Any:
+        """The module's outputs, or their `logits`. What the call makes of the client's `own` buffers takes their
+        place in the dictionary; all else in the module is as before."""
+        own = self.buffers() if own is None else own
+        given = self.everywhere(views) | (self.layout.everywhere(own) if self.layout is not None else {})
         with as_before(self.module):
-            return scores_in(functional_call(self.module, given, *arguments(inputs), tie_weights=False))
+            outputs = scores_in(functional_call(self.module, given, *arguments(inputs), tie_weights=False))
+        self.constants.check()
+        own.update((name, given[name]) for name in own)
+        return outputs
 
     def mean_loss(self, outputs: Any, targets: Tree) -> Tensor:
         value = self.loss(outputs, targets)
@@ -386,3 +446,35 @@ class FlatModel:
             shape = tuple(value.shape)
             raise ConfigError([f"the loss must give one number for a batch, its mean; it gave shape {shape}"])
         return value
+
+
+class Constants:
+    """The buffers of a module that do not change in training, and a check after each call that none did."""
+
+    def __init__(self, module: nn.Module, kinds: Kinds) -> None:
+        self.caches: list[tuple[nn.Module, str, Tensor]] = []
+        self.others: list[tuple[nn.Module, str, str, Tensor, int]] = []
+        for owner, part in module.named_modules():
+            for own, tensor in part.named_buffers(recurse=False, remove_duplicate=False):
+                name = f"{owner}.{own}" if owner else own
+                if name in kinds.cache:
+                    self.caches.append((part, own, tensor))
+                elif name not in kinds.state:
+                    self.others.append((part, own, name, tensor, tensor._version))
+
+    def check(self) -> None:
+        for part, own, tensor in self.caches:
+            part._buffers[own] = tensor  # a cache is the same after every call
+        for part, own, name, tensor, version in self.others:
+            if part._buffers.get(own) is not tensor or tensor._version != version:
+                part._buffers[own] = tensor
+                raise OffbeatError(changed_buffer(name))
+
+
+def changed_buffer(name: str) -> str:
+    """The message on a buffer that changed in training though it did not in the first step."""
+    return (
+        f"the model changes '{name}' while it trains, though not in its first step, so it would not be the same for "
+        "all clients: say what becomes of changing buffers by batch_norm = 'batch', 'local' or 'averaged', with "
+        "mode = 'reference'; keep such a thing out of the model; or put that part in eval mode"
+    )

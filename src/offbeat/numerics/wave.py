@@ -1,7 +1,8 @@
-"""Waves: many jobs, even from different versions, as one batched computation; and the slow twin beside it.
+"""Waves: many jobs, even from different versions, as one batched computation.
 
-Both turn `(starts, jobs)` into updates and agree to rounding. The engine owns the loop over local steps, so a rule
-never sees the client axis: `begin`, `step` and `finish` are mapped over it.
+A wave turns `(starts, jobs)` into updates and agrees with the reference loop (`numerics/reference_loop.py`) to
+rounding. The engine owns the loop over local steps, so a rule never sees the client axis: `begin`, `step` and `finish`
+are mapped over it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offbeat import keys
-from offbeat.errors import OffbeatError
 from offbeat.method import Carry, ClientRate, Job, Local, State, StepRate, Update
-from offbeat.numerics.attributes import as_before
-from offbeat.numerics.blame import blamed
+from offbeat.numerics.buffers import Values
 from offbeat.numerics.draws import Keyed, compiled
-from offbeat.numerics.forms import called
 from offbeat.numerics.local import Descent
 from offbeat.numerics.samples import KEYED, ROUNDS, Samples
 from offbeat.numerics.trial import unmoved
@@ -29,7 +27,6 @@ from offbeat.numerics.vector import FlatModel
 from offbeat.records import VERSION, Begun
 
 CHUNK = 1 << 22  # sample rows drawn at once for a wave
-AT_ONCE = 64  # steps whose samples are drawn at once for one client
 
 
 class Outcome(NamedTuple):
@@ -59,6 +56,21 @@ class Work(NamedTuple):
     tables: dict[str, Tensor]  # [n, steps]: rates that differ from step to step
 
 
+class Clients(NamedTuple):
+    """Where n clients of a wave are: the carry of the rule, whose first field is the iterate, and the buffers."""
+
+    carry: Carry
+    buffers: Values
+
+    @property
+    def iterate(self) -> Tensor:
+        return self.carry[0]  # type: ignore[no-any-return]
+
+    def at(self, iterate: Tensor) -> Clients:
+        """The same clients with another iterate."""
+        return self._replace(carry=self.carry._replace(**{self.carry._fields[0]: iterate}))
+
+
 class Tally(NamedTuple):
     """Running sums of a wave."""
 
@@ -70,20 +82,23 @@ class Advance(Protocol):
     """Takes n clients `count` steps of `width` samples further; the plain loop below, or an engine's captured graph."""
 
     def __call__(
-        self, problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-    ) -> tuple[Carry, Tally]: ...
+        self, problem: Problem, clients: Clients, work: Work, tally: Tally, begin: int, count: int, width: int, /
+    ) -> tuple[Clients, Tally]: ...
 
 
-def one_step(problem: Problem, carry: Carry, job: Job, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Carry, Tensor]:
+def one_step(
+    problem: Problem, clients: Clients, job: Job, x: Tensor, y: Tensor, noise: Tensor
+) -> tuple[Clients, Tensor]:
     """One local step of n clients on their batches: take gradients, apply the rule; and the losses `[n]`.
 
-    A rule of the form y - lr (g + c) moves the carry's iterate in its place.
+    A rule of the form y - lr (g + c) moves the iterate in its place.
     """
-    step = problem.local.step
+    step, model, (carry, values) = problem.local.step, problem.model, clients
     if isinstance(step, Descent):
-        return carry, problem.model.descend(carry[0], job.lr, step.correction(carry), x, y, noise)
-    losses, gradient = problem.model.gradient(carry[0], x, y, noise)
-    return torch.vmap(problem.local.step)(carry, gradient, job), losses
+        losses, values = model.descend(clients.iterate, values, job.lr, step.correction(carry), x, y, noise)
+        return Clients(carry, values), losses
+    losses, gradient, values = model.gradient_step(clients.iterate, values, x, y, noise)
+    return Clients(torch.vmap(problem.local.step)(carry, gradient, job), values), losses
 
 
 def job_at(work: Work, step: Tensor, place: int | Tensor) -> Job:
@@ -101,18 +116,18 @@ def numbered(begin: int | Tensor, count: int, work: Work) -> Tensor:
 
 
 def advance(
-    problem: Problem, carry: Carry, work: Work, tally: Tally, begin: int, count: int, width: int
-) -> tuple[Carry, Tally]:
+    problem: Problem, clients: Clients, work: Work, tally: Tally, begin: int, count: int, width: int
+) -> tuple[Clients, Tally]:
     """The plain loop over the steps."""
     if isinstance(problem.local.step, Descent):
-        carry = problem.local.step.moved(carry, carry[0].clone())  # steps move it where it lies
+        clients = clients.at(clients.iterate.clone())  # steps move it where it lies
     rows, noise = draw(problem, work, begin, count, width)
     losses = []
     for k, step in enumerate(numbered(begin, count, work)):
         job = job_at(work, step, begin + k)
-        carry, loss = one_step(problem, carry, job, *problem.samples.batch_of(rows[:, k]), noise[:, k])
+        clients, loss = one_step(problem, clients, job, *problem.samples.batch_of(rows[:, k]), noise[:, k])
         losses.append(loss)
-    return carry, tallied(tally, torch.stack(losses, dim=1), begin)
+    return clients, tallied(tally, torch.stack(losses, dim=1), begin)
 
 
 def draw(problem: Problem, work: Work, begin: int | Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
@@ -193,27 +208,39 @@ def wave(problem: Problem, starts: State, jobs: Sequence[Begun], advance: Advanc
         back = torch.tensor(order, device=starts["model"].device).argsort()
         return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts)[back], *outcomes))
     work = whole = columns(problem, jobs, starts["model"].device)
-    if problem.local.full_gradient:
-        starts = starts | {"gradient": full_gradients(problem, starts["model"], work.client)}
-    carry = torch.vmap(problem.local.begin)(starts, work.job)
+    starts, clients = begun(problem, starts, work)
     tally = Tally(torch.zeros_like(work.job.steps), torch.full_like(work.client, -1))
-    done: list[Any] = []  # (carry, tally) of those that have left, the last leaver first
+    done: list[Any] = []  # (clients, tally) of those that have left, the last leaver first
     active, begin, width = len(jobs), 0, sizes[0]
     while True:
         count = max(1, min(jobs[active - 1].steps - begin, CHUNK // (active * width)))
-        carry, tally = advance(problem, carry, work, tally, begin, count, width)
+        clients, tally = advance(problem, clients, work, tally, begin, count, width)
         begin += count
         stay = sum(j.steps > begin for j in jobs[:active])
         if not stay:
-            done.insert(0, (carry, tally))
+            done.insert(0, (clients, tally))
             break
         if stay < active:
-            done.insert(0, pytree.tree_map(lambda t, s=stay: t[s:], (carry, tally)))
-            carry, tally, work = pytree.tree_map(lambda t, s=stay: t[:s], (carry, tally, work))
+            done.insert(0, pytree.tree_map(lambda t, s=stay: t[s:], (clients, tally)))
+            clients, tally, work = pytree.tree_map(lambda t, s=stay: t[:s], (clients, tally, work))
             active = stay
-    carry, tally = pytree.tree_map(lambda *parts: torch.cat(parts), *done) if len(done) > 1 else done[0]
-    updates: Update = torch.vmap(problem.local.finish)(starts, carry, ended(whole.job))
-    return outcome_of(updates, tally, whole.job)
+    clients, tally = pytree.tree_map(lambda *parts: torch.cat(parts), *done) if len(done) > 1 else done[0]
+    return outcome_of(finished(problem, starts, clients, whole), tally, whole.job)
+
+
+def begun(problem: Problem, starts: State, work: Work) -> tuple[State, Clients]:
+    """Return what n jobs start from, with the gradients that the rule asks for, and the clients at their first step."""
+    ruled = problem.model.ruled
+    values = () if ruled is None else ruled.starts(starts, len(work.client))
+    if problem.local.full_gradient:
+        starts = starts | {"gradient": full_gradients(problem, starts["model"], work.client, values)}
+    return starts, Clients(torch.vmap(problem.local.begin)(starts, work.job), values)
+
+
+def finished(problem: Problem, starts: State, clients: Clients, work: Work) -> Update:
+    """Return the updates of n jobs."""
+    updates: Update = torch.vmap(problem.local.finish)(starts, clients.carry, ended(work.job))
+    return updates if problem.model.ruled is None else updates | problem.model.ruled.ends(clients.buffers)
 
 
 def ended(job: Job) -> Job:
@@ -222,8 +249,9 @@ def ended(job: Job) -> Job:
 
 
 @torch.no_grad()
-def full_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
-    """The gradients `[n, d]` of n clients at `flat [n, d]`, each over its whole shard, a batch's width at a time."""
+def full_gradients(problem: Problem, flat: Tensor, clients: Tensor, values: Values = ()) -> Tensor:
+    """The gradients `[n, d]` of n clients at `flat [n, d]`, each over its whole shard, a batch's width at a time, with
+    these buffers (by default the initial ones)."""
     samples = problem.samples
     sizes = samples.size[clients].to(flat.dtype)
     total = torch.zeros_like(flat)
@@ -231,7 +259,8 @@ def full_gradients(problem: Problem, flat: Tensor, clients: Tensor) -> Tensor:
         row, at = (torch.tensor(numbers, device=flat.device) for numbers in (rows, begin))
         mine = clients[row]
         x, y = samples.batch_of(samples.part(mine, at, width))
-        _, gradient = problem.model.gradient(flat[row], x, y, full_noise(problem, mine, at))
+        own = tuple(vector[row] for vector in values)
+        _, gradient, _ = problem.model.gradient_step(flat[row], own, x, y, full_noise(problem, mine, at))
         total.index_add_(0, row, gradient * (width / sizes[row])[:, None])
     return total
 
@@ -258,81 +287,8 @@ def full_noise(problem: Problem, client: Tensor, begin: Tensor) -> Tensor:
     return noise
 
 
-@unmoved
-@torch.no_grad()
-def twin(problem: Problem, starts: State, jobs: Sequence[Begun]) -> Outcome:
-    """The slow twin: one client after the other, no vmap, no padding, no unfolding. Oracle and debug engine."""
-    outcomes = []
-    for i, begun in enumerate(jobs):
-        walk = Walk(problem, {name: state[i] for name, state in starts.items()}, begun)
-        for k in range(begun.steps):
-            walk.step(k)
-        outcomes.append(tuple(walk.finish()))
-    return Outcome(*pytree.tree_map(lambda *parts: torch.cat(parts), *outcomes))
-
-
-class Walk:
-    """One client's job, step by step, on plain vectors."""
-
-    def __init__(self, problem: Problem, start: State, begun: Begun) -> None:
-        self.problem, self.begun = problem, begun
-        self.work = columns(problem, [begun], start["model"].device)
-        self.job: Job = pytree.tree_map(lambda column: column[0], self.work.job)
-        if problem.local.full_gradient:
-            start = start | {"gradient": full_gradient(problem, start["model"], self.work.client)}
-        self.start = start
-        self.carry = problem.local.begin(start, self.job)
-        self.seen: list[Tensor] = []
-        self.drawn: tuple[Tensor, Tensor]  # rows and noise of some steps
-
-    def step(self, k: int) -> None:
-        problem, samples = self.problem, self.problem.samples
-        if not k % AT_ONCE:
-            count = min(AT_ONCE, self.begun.steps - k)
-            self.drawn = draw(problem, self.work, k, count, samples.per_step(self.begun.client))
-        rows, noise = (t[0, k % AT_ONCE] for t in self.drawn)
-        where = f"client {self.begun.client}, version {self.begun.version}, local step {k}"
-        loss, gradient = slope(problem, self.carry[0], rows, noise, where)
-        job = job_at(self.work, torch.full_like(self.work.client, k), k)
-        self.carry = problem.local.step(self.carry, gradient, pytree.tree_map(lambda column: column[0], job))
-        self.seen.append(loss)
-
-    def finish(self) -> Outcome:
-        update = self.problem.local.finish(self.start, self.carry, ended(self.job))
-        empty = Tally(torch.zeros_like(self.work.job.steps), torch.full_like(self.work.client, -1))
-        tally = tallied(empty, torch.stack(self.seen)[None], 0)
-        return outcome_of({name: value[None] for name, value in update.items()}, tally, self.work.job)
-
-
-def slope(problem: Problem, flat: Tensor, rows: Tensor, noise: Tensor, where: str) -> tuple[Tensor, Tensor]:
-    """The loss of one client on these rows, and its gradient; or a sentence that names the sample."""
-
-    def at(rows: Tensor) -> tuple[Tensor, Tensor]:
-        rows = rows.to(noise.device)
-        return problem.model.slope(flat, problem.samples.x[rows], problem.samples.y[rows], noise)
-
-    try:
-        return at(rows)
-    except (OffbeatError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever a model of one's own raises
-        raise blamed(where, "the training data", rows.tolist(), at, error) from error
-
-
-def full_gradient(problem: Problem, flat: Tensor, client: Tensor) -> Tensor:
-    """`full_gradients` for one client, plainly."""
-    samples, total = problem.samples, torch.zeros_like(flat)
-    for width, _, begin in pieces(samples, client.tolist()):
-        at = torch.tensor(begin, device=flat.device)
-        rows = samples.part(client, at, width)[0]
-        where = f"the gradient of client {int(client)} over its shard"
-        _, gradient = slope(problem, flat, rows, full_noise(problem, client, at)[0], where)
-        total += gradient * (width / samples.sizes[int(client)])
-    return total
-
-
 def outcome_of(updates: Update, tally: Tally, job: Job) -> Outcome:
-    rows = [u.reshape(len(u), -1) for u in updates.values()]
+    rows = [u.reshape(len(u), -1) for u in updates.values() if u.is_floating_point() and u[0].numel()]
     ends = [end for u in rows for end in (u.amin(1), u.amax(1))]  # NaN is both
     finite = torch.stack(ends).isfinite().all(dim=0)
     bad = torch.where((tally.bad < 0) & ~finite, job.steps.long(), tally.bad)
@@ -350,8 +306,8 @@ def bytes_per_job(problem: Problem) -> int:
         outputs += sum(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
-    with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)), as_before(model.module):
-        called(model.module, model.inputs(samples.x[:2].clone()))  # it may change its input
+    with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
+        model.call(model.views(model.initial()), model.inputs(samples.x[:2].clone()))  # it may change its input
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1

@@ -156,7 +156,7 @@ def counsel(
         )
     if never := result.get("participation", {}).get("never", 0):
         said.append(f"{never} clients were never heard: run longer, or sample those that are there more evenly.")
-    if result.get("rung") == "one by one" or result.get("mode") == "twin":
+    if result.get("rung") in ("reference", "one by one") or result.get("mode") in ("reference", "twin"):
         said.append("Clients were computed one after the other; see the notes for the reason.")
     waves = result.get("waves") or 0
     if waves and computed / waves < 4 and spending.units > 8:

@@ -13,7 +13,7 @@ from offbeat.config import registry
 from offbeat.config.options import fits, option_problems
 from offbeat.config.room import too_large
 from offbeat.errors import ConfigError, in_words
-from offbeat.numerics.batch_norm import BatchNorm
+from offbeat.numerics.buffers import BatchNorm
 from offbeat.numerics.forked import forked
 from offbeat.numerics.samples import Sampling
 from offbeat.numerics.windows import Stream, windows

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, in_words
 from offbeat.numerics import trial, unseen
-from offbeat.numerics.batch_norm import BatchNorm, tracking
 from offbeat.numerics.blame import failing, first_line
-from offbeat.numerics.forms import Form, Forms, Tree, handing_over, packed, rows_of, scores_in
+from offbeat.numerics.buffers import BatchNorm, Kinds
+from offbeat.numerics.forms import Form, Forms, Tree, handing_over, packed, rows_of, scores_in, unpacked
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
-from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_problems
+from offbeat.numerics.snapshot import Snapshot
+from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_problems, of_type
 from offbeat.numerics.windows import Windows
 from offbeat.tasks.inputs import Collate, named_leaves, of_clients, read
 from offbeat.tasks.losses import loss_problems, mixed_types, record_taken
@@ -78,12 +79,18 @@ class Task:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", unwrapped(self.model))
+        assert self._untouched
         given: Any = self.shards
         if given is None and (own := of_clients(self.data)) is not None:
             object.__setattr__(self, "data", own[0])
             object.__setattr__(self, "shards", own[1])
             if isinstance(self.test, list) and (test := of_clients(self.test)) is not None:
                 object.__setattr__(self, "test", test[0])
+
+    @cached_property
+    def _untouched(self) -> Snapshot:
+        """What the loss keeps, before anyone calls it."""
+        return Snapshot(None, self.loss)
 
     @cached_property
     def training(self) -> tuple[Tree, Tree]:
@@ -97,6 +104,12 @@ class Task:
 
     def problems(self, dtype: torch.dtype | None = None) -> list[str]:
         """Everything that would stop a run in this number type (None: in any), found without training."""
+        try:
+            return self._problems(dtype)
+        finally:
+            self._untouched.restore()
+
+    def _problems(self, dtype: torch.dtype | None) -> list[str]:
         problems = self.kind_problems()
         if problems:
             return problems
@@ -217,8 +230,11 @@ class Task:
     def tried_step(self, dtype: torch.dtype) -> list[str]:
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
-        model, x, y = self.batch(dtype, rows)
-        return trial.problems(model, x, y) or unseen.problems(model, x, y, self.model)
+        if self.batch_norm is None and self.changing.state:
+            return trial.changes([f"'{name}'" for name in sorted(self.changing.state)])
+        self._untouched.restore()  # the calls before this one may have moved a counter of the loss
+        problems = unseen.problems(*self.batch(dtype, rows), self.model)
+        return trial.problems(*self.batch(dtype, rows)) or problems
 
     def batch(self, dtype: torch.dtype, rows: Tensor) -> tuple[FlatModel, Any, Any]:
         """The model, and these rows as it is given them."""
@@ -313,8 +329,13 @@ class Task:
         given = {name: METRICS[m] if isinstance(m, str) else as_metric(m) for name, m in self.metrics.items()}
         return {"accuracy": METRICS["accuracy"]} | given
 
-    def flat_model(self, dtype: torch.dtype, rounded: bool = False) -> FlatModel:
-        model = FlatModel(self.model, self.loss, dtype, rounded, self.forms(dtype, self.training), self.batch_norm)
+    def flat_model(self, dtype: torch.dtype, rounded: bool = False, reference: bool = False) -> FlatModel:
+        """Return the model as a function of flat vectors. For the `reference` loop every buffer may change."""
+        kinds = self.changing
+        if reference and self.batch_norm is not None:
+            kinds = Kinds({name for name, _ in self.model.named_buffers()} - kinds.cache, kinds.cache)
+        forms = self.forms(dtype, self.training)
+        model = FlatModel(self.model, self.loss, dtype, rounded, forms, self.batch_norm, kinds)
         if self.record is not None:
             handing_over(model.module)
         return model
@@ -322,23 +343,61 @@ class Task:
     @cached_property
     def looked_at(self) -> nn.Module:
         """The model to call before a run, which leaves nothing in the caller's own."""
-        model = copied(self.model, self.batch_norm)
+        model = copied(self.model)
         return model if self.record is None else handing_over(model)
 
     @cached_property
     def record(self) -> Any | None:
         """What the model gives for two samples, where it is a record that the loss takes as a whole."""
         try:
-            return record_taken(copied(self.model, self.batch_norm), self.loss, *self.training)
+            return record_taken(copied(self.model), self.loss, *self.training)
         except Exception:  # what fails is said where it is tried for itself
             return None
 
     @property
     def numbers(self) -> int:
-        """In a vector: what is trained, and running statistics that travel with it."""
-        averaged = tracking(self.model) if self.batch_norm == "averaged" else []
-        statistics: int = sum(2 * part.num_features for _, part in averaged)
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad) + statistics
+        """In a vector: what is trained, and real buffers that travel with it."""
+        numbers = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        if self.batch_norm != "averaged":
+            return numbers
+        state = self.changing.state
+        return numbers + sum(
+            b.numel() for name, b in self.model.named_buffers() if name in state and b.is_floating_point()
+        )
+
+    @cached_property
+    def changing(self) -> Kinds:
+        """Which buffers of the model change in training, as a few calls of a copy show."""
+        names = {name for name, _ in self.model.named_buffers()}
+        if not names:
+            return Kinds()
+        rows = torch.as_tensor(np.asarray(self.shards[0], dtype=np.int64))[: min(self.per_step(0), TRIED)]
+        for dtype in NUMBERS:
+            module = of_type(copied(self.model), dtype)
+            module = module if self.record is None else handing_over(module)
+            form, data = self.forms(dtype, self.training).inputs, self.training[0]
+            batches: list[Any] = [packed(form, rows_of(data, at), dtype) for at in (rows, rows[:1].expand(len(rows)))]
+            kinds = trial.changing_buffers(module, [unpacked(form, batch) for batch in batches])
+            if kinds is not None:
+                break
+        else:
+            kinds = Kinds(trial.norm_buffers(self.model))
+        constant = names - kinds.state - kinds.cache
+        if self.batch_norm is not None and constant and not self._can_be_batched(kinds, rows):
+            return Kinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later
+        return kinds
+
+    def _can_be_batched(self, kinds: Kinds, rows: Tensor) -> bool:
+        """Whether a step of this model runs in the form of a wave."""
+        dtype, device = NUMBERS[0], next(self.model.parameters()).device
+        forms = self.forms(dtype, self.training)
+        x, y = (packed(f, rows_of(t, rows), dtype).to(device) for f, t in zip(forms, self.training, strict=True))
+        try:
+            model = FlatModel(self.model, self.loss, dtype, False, forms, self.batch_norm, kinds).to(device)
+            model.gradient(model.initial()[None], x[None], y[None], trial.trial_key(device)[None])
+        except Exception:  # whatever a model of one's own raises
+            return False
+        return True
 
 
 def require(task: Task) -> Task:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat.keys import key, unsigned
-from offbeat.numerics import batch_norm, local, wave
+from offbeat.numerics import buffers, local, wave
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
@@ -42,7 +42,7 @@ class Gauge:
     whole: Samples = field(init=False)
 
     def __post_init__(self) -> None:
-        batch_norm.require(self.model.statistics)
+        buffers.require(self.model.ruled)
         looked_at = fewer(self.samples, self.most, self.seed)
         self.whole = replace(looked_at, batch=min(PIECE, max(looked_at.sizes)))
         self.problem = wave.Problem(self.model, self.whole, local.sgd(1.0), self.seed)

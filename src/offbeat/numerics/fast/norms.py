@@ -52,10 +52,16 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """Each channel over its client's batch, or by statistics at rest; `vmap` cannot map the library's on a GPU."""
-    moving = training and (running_mean is not None or running_var is not None)
+    if input.dim() < 2 or input.numel() <= input.shape[1]:
+        return NotImplemented  # a mistake: the library says which
+    if training and running_mean is not None and running_var is not None:
+        move_statistics(input, running_mean, running_var, momentum)
+        running_mean = running_var = None
+        if not input.is_cuda and input.numel() < HEAVY:
+            return functional.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
     if not input.is_cuda and running_mean is None and running_var is None and input.numel() >= HEAVY:
         return Apart.apply(partial(batched_norm, eps), input, weight, bias)  # type: ignore[no-untyped-call]
-    if not input.is_cuda or input.dim() < 2 or moving or input.numel() <= input.shape[1]:
+    if not input.is_cuda:
         return NotImplemented
     if running_mean is None or running_var is None:
         return BatchNorm.apply(input, weight, bias, eps)  # type: ignore[no-untyped-call]
@@ -63,6 +69,14 @@ def batch_norm(
     out = (input - running_mean.reshape(channels)) * torch.rsqrt(running_var + eps).reshape(channels)
     out = out if weight is None else out * weight.reshape(channels)
     return out if bias is None else out + bias.reshape(channels)
+
+
+def move_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+    """Move running statistics towards those of a batch, as PyTorch does."""
+    sides = [side for side in range(x.dim()) if side != 1]
+    var, mean = torch.var_mean(x.detach().to(running_var.dtype), sides, correction=1)
+    for running, statistic in ((running_mean, mean), (running_var, var)):
+        running.mul_(1 - momentum).add_(statistic, alpha=momentum)
 
 
 def grouped_norm(groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

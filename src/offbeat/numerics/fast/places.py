@@ -34,7 +34,7 @@ class Places:
         """The gradient g^T x of a matrix: in its place, or kept as factors, or handed on."""
         size = w[0].numel()
         if self.steps and size >= (LARGE if w.is_cuda else LEAST) and self.take(w) is not None:
-            self.factors[id(w)] = (g, x.detach())  # with its history it would hold the layer that holds this
+            self.factors[id(w)] = (owned(g, w), owned(x, w))
             return None
         small = not w.is_cuda and size < SMALL
         return into(None if small else self.take(w), lambda out: torch.bmm(g.mT, x, out=out))
@@ -65,6 +65,12 @@ def into(place: Tensor | None, make: Callable[[Tensor | None], Tensor]) -> Tenso
     """Make a gradient in its place, and have nothing to hand on; or hand it on."""
     made = make(place)
     return made if place is None else None
+
+
+def owned(t: Tensor, w: Tensor) -> Tensor:
+    """Return a tensor to keep while the models move, a copy if it is a part of them; without its history, which would
+    hold the layer that holds this."""
+    return t.detach().clone() if shared(t, w) else t.detach()
 
 
 def shared(one: Tensor, other: Tensor) -> bool:

@@ -1,0 +1,89 @@
+"""The first step of a run in the form of a wave, compared with the reference loop: what selects the reference loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from offbeat import keys
+from offbeat.numerics.buffers import part_name
+from offbeat.numerics.trial import seeded, trial_key
+from offbeat.numerics.vector import FlatModel
+
+_TOLERANCE = {torch.float64: (1e-6, 1e-6), torch.float32: (1e-2, 1e-3)}  # of a tensor's size; and least size, of all
+
+
+def why_reference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
+    """Return why jobs of this model must run by the reference loop although a wave would not fail: hooks on gradients,
+    which waves do not call, or other numbers than the module's own. None if they need not."""
+    for name, p in model.module.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return f"parameter '{name}' has a hook on its gradient"
+    for name, part in model.module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            return f"{part_name(name, part)} has a hook on a gradient"
+    hooks = _Hooks()
+    with seeded(1, x.device), hooks:
+        reason = _difference(*model.in_double(x, y))
+        if isinstance(reason, Exception):  # a model that is written for one number type
+            reason = _difference(model, x, y)
+    if hooks.used:
+        return "its forward has a hook on a gradient"
+    return reason if isinstance(reason, str) else None
+
+
+@torch.no_grad()
+def _difference(model: FlatModel, x: Tensor, y: Tensor) -> str | Exception | None:
+    """Return what differs between one step of two clients as a wave, and of each by the module itself."""
+    start = model.initial()
+    flat = torch.stack([start, 0.97 * start + 0.003 * torch.arange(len(start), device=start.device).sin()])
+    key = keys.fold(trial_key(x.device), torch.arange(2, device=x.device))
+    both = [torch.stack([t, t.flip(0)]) for t in (x, y)]
+    values = model.initial_values(2)
+    try:
+        single = [model.replica.gradient(flat[i], model.buffers(), both[0][i], both[1][i], key[i]) for i in (0, 1)]
+    except Exception as error:  # whatever a model of one's own raises
+        return error
+    try:
+        losses, gradient, values = model.gradient_step(flat, values, both[0], both[1], key)
+    except Exception:  # a wave that fails is left for the reference loop when it does
+        return None
+    for row, (loss, slope, own) in enumerate(single):
+        pairs = [("the loss", losses[row], loss)]
+        slopes, expected = model.views(gradient[row]), model.views(slope)
+        pairs += [(f"the gradient of '{name}'", slopes[name], each) for name, each in expected.items()]
+        buffers = {} if model.layout is None else model.layout.tensors(tuple(v[row] for v in values))
+        pairs += [(f"buffer '{name}'", value, own[name]) for name, value in buffers.items()]
+        if reason := next(_apart(pairs, float(slope.abs().nan_to_num(0, 0, 0).max()), model.dtype), None):
+            return reason
+    return None
+
+
+def _apart(pairs: list[tuple[str, Tensor, Tensor]], largest: float, dtype: torch.dtype) -> Iterator[str]:
+    """Yield what is further from its reference than rounding explains; `largest` is the largest slope."""
+    tolerance, least = _TOLERANCE.get(dtype, _TOLERANCE[torch.float32])
+    for name, value, reference in pairs:
+        if not bool(reference.isfinite().all()) or not reference.numel():
+            continue
+        if not (reference.is_floating_point() or reference.is_complex()):
+            value, reference = value.double(), reference.double()
+        gap = float((value - reference).abs().max())
+        size = max(float(reference.abs().max()), least * largest if name.startswith("the gradient") else 1e-30)
+        if not gap <= tolerance * size:
+            yield f"in a wave {name} differs from that of the module itself by {gap / size:.2g} of its size"
+
+
+class _Hooks(TorchFunctionMode):
+    """Notices when a hook is put on a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.used |= func is Tensor.register_hook
+        return func(*args, **(kwargs or {}))

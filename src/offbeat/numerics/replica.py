@@ -1,0 +1,114 @@
+"""A copy of the user's module that computes gradients as PyTorch does: real parameters, `backward()`, hooks."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.errors import OffbeatError
+from offbeat.numerics.attributes import as_before
+from offbeat.numerics.draws import Keyed
+from offbeat.numerics.forms import called
+from offbeat.numerics.snapshot import Snapshot, head
+
+if TYPE_CHECKING:
+    from offbeat.numerics.vector import FlatModel
+
+
+def with_hooks(copy_: nn.Module, module: nn.Module) -> nn.Module:
+    """Register the hooks of the module's parameters on its copy, which `deepcopy` leaves out, and return the copy."""
+    for own, p in zip(copy_.parameters(), module.parameters(), strict=True):
+        for hook in (p._backward_hooks or {}).values():
+            own.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (p._post_accumulate_grad_hooks or {}).values():
+            own.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return copy_
+
+
+class Replica:
+    """The user's module and loss. A call loads the parameters and buffers of one client."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self.model = model
+        self.module = with_hooks(copy.deepcopy(model.module), model.module)
+        self.parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.usual: set[str] | None = None
+        self.constants = {
+            name: (buffer, buffer.clone())
+            for name, buffer in self.module.named_buffers()
+            if name not in model.kinds.state
+        }
+
+    def gradient(
+        self, flat: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None, keep: bool = False
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the loss on one batch, its gradient `[d]`, and the buffers afterwards, at parameters `[d]`.
+
+        Attributes are as before the call, unless what the call leaves is to be kept.
+        """
+        model, module = self.model, self.module
+        with torch.no_grad():
+            for name, view in model.views(flat).items():
+                self.parameters[name].copy_(view)
+        self.load(buffers)
+        module.zero_grad()
+        rounding = torch.autocast(flat.device.type, torch.bfloat16, model.rounded, cache_enabled=False)
+        with torch.enable_grad(), nullcontext() if keep else as_before(module):
+            with Keyed(key), rounding:
+                inputs, targets = model.batch(x, y)
+                loss = model.mean_loss(called(module, inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        gradient = torch.cat([slope.detach().reshape(-1) for slope in slopes])
+        named = dict(module.named_buffers(remove_duplicate=False))
+        return loss.detach(), gradient, {name: named[name].detach().clone() for name in buffers}
+
+    def attributes(self) -> Snapshot:
+        """Return what the module and the loss keep beside parameters and buffers."""
+        return Snapshot(self.module, self.model.loss)
+
+    def usual_changes(self, x: Tensor, y: Tensor, key: Tensor) -> set[str]:
+        """Return what calls change there that a check before the run has seen to be harmless: on these samples."""
+        if self.usual is None:
+            before, flat = self.attributes(), self.model.initial()
+            with suppress(Exception):  # what fails is said where it is computed
+                for at in (slice(None), [0] * len(x)):
+                    self.gradient(flat, self.model.buffers(), x[at], y[at], key, keep=True)
+            self.usual = {head(path) for path in before.changed(self.attributes())}
+            before.restore()
+        return self.usual
+
+    def load(self, buffers: dict[str, Tensor]) -> None:
+        """Put one client's buffers into the module, and the others back to what they were."""
+        for name, value in buffers.items():
+            tensor = value.detach().clone()
+            for place in self.model.layout.places[name] if self.model.layout is not None else ():
+                self.put(place, tensor)
+        for name in self.model.kinds.cache & self.constants.keys():
+            self.put(name, self.constants[name][0])
+
+    def put(self, place: str, tensor: Tensor) -> None:
+        owner, _, own = place.rpartition(".")
+        self.module.get_submodule(owner)._buffers[own] = tensor
+
+    def check_constants(self) -> None:
+        """Raise an error if a buffer changed that belongs to no client."""
+        from offbeat.numerics.vector import changed_buffer
+
+        named = dict(self.module.named_buffers(remove_duplicate=False))
+        for name, (buffer, initial) in self.constants.items():
+            if name in self.model.kinds.cache:
+                continue
+            now = named.get(name)
+            if now is None or now.shape != initial.shape or not _equal(now, initial):
+                buffer.data.copy_(initial)
+                self.put(name, buffer)
+                raise OffbeatError(changed_buffer(name))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | ((one != one) & (other != other))).all())
