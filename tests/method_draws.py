@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from method_oracle import ORACLES, Version, World
 from offbeat import Experiment, Method, Task
-from offbeat.experiments.assemble import build, build_method
+from offbeat.experiments.assemble import Built, build, build_method
 from offbeat.records import Begun, Commit, Finished
 
 NAMES = tuple(sorted(ORACLES))
@@ -23,8 +23,8 @@ BUFFERED = ("async-hl-sgd", "asysg", "dlsgd-homo", "fedasync", "fedbuff")
 CORRECTED = ("fedagrac", "fedagrac-avg", "fedagrac-first", "fedagrac-reverse", "fedlin", "scaffold")
 PLAIN_STEPS = (*CORRECTED, "fednova")
 NO_LOCAL_STEPS = ("asysg", "minibatch-sgd")
+OTHER_POLICY = ("fedagrac", "fedagrac-avg", "fedagrac-first", "fednova", "fedprox", "local-sgd", "scaffold")
 STEP = 0.1  # seconds, about, of a local step
-OWN_BUFFERS = False  # whether layers of one's own may move their buffers in training
 TOLERANCE = 1e-9  # of the distance that the model has moved
 
 
@@ -110,16 +110,19 @@ def drawn(number: int) -> Case:
         units = clients
         method |= local_steps(chance, name, fleet, clients)
     method |= policy(chance, name, units)
-    if name == "fedasync" and chance.often("several arrivals", 2, 5):
-        steps = method.pop("local_steps", None)
-        method["when"] = {"policy": "buffer", "size": chance.randint(2, 3), **({"steps": steps} if steps else {})}
-        method.pop("concurrency", None)
+    elsewhere = name in OTHER_POLICY and chance.often("other policy", 1, 6)
+    if elsewhere or (name == "fedasync" and chance.often("several arrivals", 2, 5)):
+        for option in ("n", "replacement", "over_selection", "deadline", "concurrency"):
+            method.pop(option, None)
+        steps = {"steps": method.pop("local_steps")} if "local_steps" in method else {}
+        method["when"] = {"policy": "buffer", "size": chance.randint(2, 3), **steps}
+        if elsewhere:
+            method["experimental"] = True
     method |= own_options(chance, name, clients, method, fleet)
-    kinds = ["linear", "mlp", "frozen", "square", "norm averaged", "norm averaged", "norm local", "norm batch"]
+    kinds = ["linear", "mlp", "frozen", "square", "norm averaged", "centred averaged", "norm local", "centred local",
+             "centred batch"]  # fmt: skip
     model, _, rule = chance.pick("model", kinds).partition(" ")
-    if model == "norm":
-        if OWN_BUFFERS and chance.random() < 0.6:
-            model = "centred"
+    if rule:
         model, rule = ruled(name, method, model, rule)
     shards = tuple(chance.choice([6, 6, 8, 9, 11, 14]) for _ in range(clients))
     least = 2 if rule else 1
@@ -138,12 +141,7 @@ def ruled(name: str, method: dict[str, Any], model: str, rule: str) -> tuple[str
         return "mlp", ""  # a gradient over a shard has no batches
     if method.get("option") == "I" or method.get("start") == "gradients":
         return "mlp", ""
-    if name == "fedlin" or name in NO_LOCAL_STEPS:
-        rule = "batch"
-    if rule == "local" and (name in CLUSTERED or name == "fedasync"):
-        rule = "averaged"
-    one_by_one = name.startswith("fedagrac") and any(key in method for key in ("n", "deadline", "saving"))
-    return model, "batch" if rule == "averaged" and (name == "gossip-sgd" or one_by_one) else rule
+    return model, "local" if rule == "averaged" and name == "gossip-sgd" else rule  # it has no server
 
 
 def rates(chance: Chance, name: str) -> dict[str, Any]:
@@ -291,7 +289,7 @@ def own_options(
         options["calibration"] = chance.pick("calibration", [1.0, 0.5, stages])
         options["first"] = chance.pick("first", ["gradient", "gradient", "epoch"])
         steady = not fleet.get("drop_out") and not fleet.get("mean_on")
-        whole = not any(method.get(key) for key in ("n", "deadline"))
+        whole = not any(method.get(key) for key in ("n", "deadline", "when"))
         lr = method["client_lr"]
         by_version = not isinstance(lr, dict) or lr["schedule"] not in ("warm-up", "local-cosine")
         if steady and whole and (variant := chance.pick("variant", ["saving", "equation-4", None])) is not None:
@@ -377,17 +375,12 @@ def faults(case: Case, rows: list[tuple[float, Any]]) -> set[str]:
     commits = [record.jobs for _, record in rows if isinstance(record, Commit)]
     if name.startswith("fedagrac") and case.leaves and not case.method.get("n") and not case.drops:
         found.add("8: FedaGrac with missing clients")
-    if name.startswith(("fedagrac", "scaffold")) and any(len(set(jobs)) < len(jobs) for jobs in commits):
+    if name.startswith(("fedagrac", "scaffold")) and any(len(dict(jobs)) < len(jobs) for jobs in commits):
         found.add("9: a client drawn twice")
     if name == "fedlin" and case.leaves:
         found.add("10: FedLin with clients that leave")
     if case.sampling == "in-order-continued" and (case.random_steps or name == "fedlin" or lost(rows)):
         found.add("11: positions in a stream")
-    statistics = case.batch_norm in ("averaged", "local")
-    if (name == "fednova" and case.batch_norm == "averaged") or (statistics and "stages" in case.method):
-        found.add("12: weights and stages of statistics")
-    if statistics and name in CORRECTED:
-        found.add("4: statistics inside of vectors")
     return found
 
 
@@ -436,18 +429,34 @@ class Both:
         return first_difference(self.ours, self.oracle) or next(iter(self.violations), None)
 
 
-def both(case: Case, change: Callable[[Method, Case], Method] | None = None) -> Both:
-    """Run a case, its method changed, and replay its trace without the change."""
+def built_of(case: Case, method: Method) -> Built:
     module, loss, data, shards = problem_of(case)
     batch = list(case.batch) if isinstance(case.batch, tuple) else case.batch
     options: Any = {"batch_size": batch, "sampling": case.sampling, "batch_norm": case.batch_norm}
-    method = build_method(case.method)
+    task = Task(module, loss, data, shards, **options)
+    run: Any = {"seed": case.seed, "device": "cpu", "precision": "float64", "mode": case.mode}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        task = Task(module, loss, data, shards, **options)
-        run: Any = {"seed": case.seed, "device": "cpu", "precision": "float64", "mode": case.mode}
-        given = method if change is None else change(method, case)
-        built = build(Experiment(given, task, case.fleet, **run, until={"commits": case.commits}))
+        return build(Experiment(method, task, case.fleet, **run, until={"commits": case.commits}))
+
+
+def trace_of(case: Case) -> list[tuple[float, Any]]:
+    """The rows of a case up to its last commit."""
+    rows, commits = [], 0
+    for row in built_of(case, build_method(case.method)).clock():
+        rows.append(row)
+        commits += isinstance(row[1], Commit)
+        if commits == case.commits:
+            break
+    return rows
+
+
+def both(case: Case, change: Callable[[Method, Case], Method] | None = None) -> Both:
+    """Run a case, its method changed, and replay its trace without the change."""
+    method = build_method(case.method)
+    built = built_of(case, method if change is None else change(method, case))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         clock, engine = Recorded(built.clock()), built.engine()
         beside = [name for name in engine.server.state if name in ("c", "nu", "g")]
         ours = [Version(engine.model(), {}, {name: engine.server.state[name] for name in beside}, [])]
@@ -455,16 +464,16 @@ def both(case: Case, change: Callable[[Method, Case], Method] | None = None) -> 
             state = {name: engine.server.state[name] for name in beside}
             ours.append(Version(engine.model(), {}, state, list(done.staleness)))
         engine.close()
-    world = World(module, loss, data, shards, batch, case.sampling, case.batch_norm, case.seed, case.clusters,
-                  case.graphs)  # fmt: skip
-    rule = method.what
-    options = {key: value for key, value in case.method.items() if key not in NOT_OF_RULES}
+    task, rule = built.task, method.what
+    world = World(task.model, task.loss, task.data, task.shards, task.batch_size, case.sampling, case.batch_norm,
+                  case.seed, case.clusters, case.graphs)  # fmt: skip
+    options = {key: value for key, value in case.method.items() if key not in OF_POLICIES}
     replay = ORACLES[case.name](world, options, rule.up, rule.down, rule.local.sends, rule.broadcasts)
     return Both(ours, replay.run(clock.rows, case.commits), clock.rows, replay.violations)
 
 
-NOT_OF_RULES = ("name", "when", "stages", "experimental", "n", "buffer_size", "local_steps", "replacement",
-                "over_selection", "deadline", "overlap", "concurrency", "probes")  # fmt: skip
+OF_POLICIES = ("name", "when", "stages", "experimental", "n", "buffer_size", "local_steps", "replacement",
+               "over_selection", "deadline", "overlap", "concurrency", "probes")  # fmt: skip
 
 
 def first_difference(ours: list[Version], oracle: list[Version]) -> str | None:

@@ -308,6 +308,8 @@ class Replay:
         for _, record in rows:
             if isinstance(record, Begun):
                 begun[record[:2]] = record, self.read[record.client]
+                before = getattr(record, "steps_before", self.read[record.client])
+                self.require(before == self.read[record.client], f"{record} begins elsewhere in its client's stream")
             elif isinstance(record, Finished):
                 job, position = begun[record[:2]]
                 self.read[job.client] += job.steps
@@ -366,7 +368,7 @@ class Replay:
 
     # ---- a job ----
     def job(self, begun: Begun, position: int) -> Arrival:
-        unit, number, version, steps = begun
+        unit, number, version, steps = begun[:4]
         given = self.sent[version]
         paths = [self.open(device, begun, position, given) for device in self.members[unit]]
         for step in range(steps):
@@ -587,13 +589,9 @@ class FedAsync(Replay):
             a = self.o["alpha"] * discount(self.o["staleness"], arrival.staleness)
             self.state["model"] = (1 - a) * self.state["model"] + a * arrival.sent["model"]
 
-    def new_buffers(self, cohort: list[Arrival]) -> Buffers:
-        """Buffers are mixed as the model is."""
-        buffers = self.buffers
-        for arrival in cohort:
-            a = self.o["alpha"] * discount(self.o["staleness"], arrival.staleness)
-            buffers = mean_of([1 - a, a], [buffers, arrival.buffers])
-        return buffers
+    def weights(self, cohort: list[Arrival]) -> list[float]:
+        """Of buffers: they are not mixed into those of the server, a commit takes the plain mean of those that came."""
+        return [1 / len(cohort)] * len(cohort)
 
 
 class FedNova(Replay):
@@ -620,18 +618,25 @@ class FedNova(Replay):
 
 
 class Scaffold(Replay):
-    """Karimireddy et al. 2020, Algorithm 1. With weights p_i, c is the mean of the c_i by p_i."""
+    """Karimireddy et al. 2020, Algorithm 1: c is the mean of the c_i, by the weights of clients.
+
+    The paper moves c by the mean of the changes. That is the same where the server receives every c_i exactly, so the
+    oracle takes the mean of the c_i that the server received last.
+    """
 
     defaults = {"option": "II", "start": "zeros"}
     memory = for_plain_steps = True
 
     def begin(self) -> None:
-        clients = range(len(self.world.shards))
-        self.c_i, c = [self.zero for _ in clients], self.zero
+        self.c_i = [self.zero for _ in self.world.shards]
+        self.last = list(self.c_i)  # what the server has of them
         if self.o["start"] == "gradients":
             self.c_i = self.full_gradients()
-            c = sum((self.part(i) * self.primed(i, g) for i, g in enumerate(self.c_i)), 0 * self.zero)
-        self.state["c"] = c
+            self.last = [self.primed(i, g) for i, g in enumerate(self.c_i)]
+        self.look()
+
+    def look(self) -> None:
+        self.state["c"] = sum((self.part(i) * c_i for i, c_i in enumerate(self.last)), 0 * self.zero)
 
     def correction(self, device: int, begun: Begun, given: Vectors) -> Tensor:
         return given["c"] - self.c_i[device]  # line 10
@@ -643,12 +648,14 @@ class Scaffold(Replay):
         else:
             renewed = c_i - c + (x - path.y) / sum(path.rates)  # (ii): K lr is the sum of the rates
         self.c_i[path.device] = renewed
-        return {"delta": x - path.y, "c_delta": renewed - c_i}  # 13
+        return {"delta": x - path.y, "control": renewed, "c_delta": renewed - c_i}  # 13
 
     def commit(self, cohort: list[Arrival]) -> None:
         self.descend(self.sum_of("delta", self.weights(cohort), cohort))  # 16-17
-        for arrival in {(a.unit, a.job): a for a in cohort}.values():  # a client drawn twice sends one c_delta
-            self.state["c"] = self.state["c"] + self.part(arrival.unit) * arrival.sent["c_delta"]
+        for arrival in {(a.unit, a.job): a for a in cohort}.values():  # a client drawn twice does one job
+            before = self.last[arrival.unit]
+            self.last[arrival.unit] = arrival.sent.get("control", before + arrival.sent.get("c_delta", 0 * self.zero))
+        self.look()
 
     def check(self) -> None:
         mean = sum((self.part(i) * c_i for i, c_i in enumerate(self.c_i)), 0 * self.zero)
