@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from offbeat.numerics.batch_norm import normalised
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,6 +17,7 @@ from offbeat.engines import tiles
 from offbeat.engines.engine import Engine
 from offbeat.experiments.assemble import build, build_method
 from offbeat.numerics import local
+from offbeat.numerics.buffers import OWN, REAL, WHOLE, memory_shapes, method_problems
 from offbeat.numerics.reference_loop import reference
 from offbeat.numerics.wave import Problem, columns, draw, wave
 from offbeat.records import Begun
@@ -48,7 +48,8 @@ def problem(rule: Any, options: Any = None) -> Problem:
     of, sgd = task(rule), local.sgd(0.1, options)
     model = of.flat_model(torch.float64)
     method = build_method(METHOD)
-    ruled = normalised(replace(method, what=replace(method.what, local=sgd)), model.statistics, rule)
+    assert model.ruled is not None
+    ruled = model.ruled.method(replace(method, what=replace(method.what, local=sgd)))
     return Problem(model, of.samples(torch.float64), ruled.what.local, 7)
 
 
@@ -65,8 +66,21 @@ def plainly(p: Problem, job: Begun) -> nn.Module:
 
 
 def start(p: Problem) -> dict[str, Tensor]:
-    vectors = {"model": p.model.initial().repeat(len(JOBS), 1)}
-    return vectors | {name: torch.zeros_like(vectors["model"]) for name in p.local.remembers}
+    shapes = memory_shapes(p.local.remembers, p.model.dimension, p.model.dtype, p.model.layout)
+    memory = {name: torch.zeros(len(JOBS), width, dtype=dtype) for name, (width, dtype) in shapes.items()}
+    initial = dict(zip((REAL, WHOLE), p.model.initial_values(len(JOBS)), strict=True))
+    return {"model": p.model.initial().repeat(len(JOBS), 1), **initial, **memory}
+
+
+def ended(p: Problem, updates: dict[str, Tensor], i: int, rule: str) -> dict[str, Tensor]:
+    """Parameters and buffers where job i ended."""
+    state = p.model.views(p.model.initial() - updates["delta"][i])
+    if rule == "batch":
+        return state
+    assert p.model.layout is not None
+    names = (REAL, WHOLE) if rule == "averaged" else (OWN[REAL], OWN[WHOLE])
+    widths = p.model.layout.widths.values()
+    return state | p.model.buffers(tuple(updates[name][i, :n] for name, n in zip(names, widths, strict=True)))
 
 
 # ---- numbers ------------------------------------------------------------------------------------
@@ -78,14 +92,12 @@ def test_steps_are_pytorchs_statistics_too_and_waves_are_the_twin(rule: str, mon
     advance = tiles.TiledAdvance(p, 2, 2)
     for how in (wave(p, start(p), JOBS), *(wave(p, start(p), JOBS, advance) for _ in range(3))):
         for name, update in one.items():
-            assert float((how.updates[name] - update).norm() / update.norm()) < 1e-10
+            torch.testing.assert_close(how.updates[name], update, rtol=1e-10, atol=1e-12)
     for i, job in enumerate(JOBS):
-        model = plainly(p, job)
-        ended = begun(p, rule) - one["delta"][i] + (one["own statistics"][i] if rule == "local" else 0)
-        views, theirs = p.model.views(ended), model.state_dict()
-        for name, view in views.items():
-            torch.testing.assert_close(view, theirs[name], rtol=1e-10, atol=1e-12)
-        assert ("1.running_var" in views) == (rule != "batch")
+        ends, theirs = ended(p, one, i, rule), plainly(p, job).state_dict()
+        for name, value in ends.items():
+            torch.testing.assert_close(value, theirs[name], rtol=1e-10, atol=1e-12)
+        assert ("1.running_var" in ends) == ("1.num_batches_tracked" in ends) == (rule != "batch")
 
 
 class Twice(nn.Module):
@@ -118,17 +130,9 @@ def test_a_layer_moves_its_statistics_as_often_as_it_is_called(mode: Any) -> Non
             optimiser.step()
         ends.append(model.state_dict())
     for name in ends[0]:
-        if "num_batches" not in name:
-            mean = torch.stack([end[name] for end in ends]).mean(0)
-            torch.testing.assert_close(outcome.model[name], mean, rtol=1e-10, atol=1e-12)
-
-
-def begun(p: Problem, rule: str) -> Tensor:
-    """What updates are differences to: of averaged statistics they say where these ended."""
-    assert rule == "batch" or p.model.statistics is not None
-    return (
-        p.model.initial() if rule != "averaged" else torch.where(p.model.statistics.momentum > 0, 0, p.model.initial())
-    )
+        each = torch.stack([end[name] for end in ends])
+        want = each.amax(0) if "num_batches" in name else each.mean(0)
+        torch.testing.assert_close(outcome.model[name], want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["fedbuff", "dlsgd-homo", "dlsgd-hetero"])
@@ -153,10 +157,10 @@ def test_averaged_statistics_are_the_mean_of_the_clients_whatever_the_servers_op
         )
         p = problem("averaged")
         jobs = [Begun(client, 0, 0, 3) for client in range(CLIENTS)]
-        ended = begun(p, "averaged") - wave(p._replace(seed=0), start(p), jobs).updates["delta"].mean(0)
-        for name, view in p.model.views(ended).items():
-            if "running" in name:
-                torch.testing.assert_close(outcome.model[name], view, rtol=1e-9, atol=1e-12)
+        updates = wave(p._replace(seed=0), start(p), jobs).updates
+        mean, most = updates[REAL].mean(0), updates[WHOLE].amax(0)
+        for name, value in p.model.buffers((mean, most)).items():
+            torch.testing.assert_close(outcome.model[name], value, rtol=1e-9, atol=1e-12)
         assert bool((outcome.model["1.running_var"] > 0).all())
 
 
@@ -170,7 +174,7 @@ def test_evaluation_uses_the_averaged_statistics_or_those_of_the_batch() -> None
     assert averaged.loss_final == pytest.approx(float(loss.detach()), rel=1e-9)
     for rule in ("batch", "local"):
         outcome = run(Experiment(method=METHOD, task=task(rule), until=until, device="cpu", precision="float64"))
-        model.load_state_dict(outcome.model, strict=rule != "batch")
+        model.load_state_dict(outcome.model)
         loss = functional.cross_entropy(model.train()(x.double()), y)
         assert outcome.loss_final == pytest.approx(float(loss.detach()), rel=1e-9)
 
@@ -183,11 +187,13 @@ def test_local_statistics_stay_with_their_clients() -> None:
     for _ in range(2):
         next(commits)
     flat = engine.solver.problem.model
-    shared = flat.views(engine.server.state["model"])
-    assert torch.equal(shared["1.running_mean"], torch.zeros(4, dtype=torch.float64))
-    own = engine.solver.memory.read(("own statistics",), torch.arange(CLIENTS))["own statistics"]
-    means = flat.views(own)["1.running_mean"]
-    assert bool((means[0] != means[1]).all())
+    assert torch.equal(engine.model()["1.running_mean"], torch.zeros(4, dtype=torch.float64))
+    own = engine.solver.memory.read(tuple(OWN.values()), torch.arange(CLIENTS))
+    assert flat.layout is not None
+    cut = zip((own[name] for name in OWN.values()), flat.layout.widths.values(), strict=True)
+    buffers = flat.buffers(tuple(values[:, :width] for values, width in cut))
+    assert bool((buffers["1.running_mean"][0] != buffers["1.running_mean"][1]).all())
+    assert buffers["1.num_batches_tracked"].tolist() == [6, 6, 6]
 
 
 def digits_net(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -243,21 +249,6 @@ def resting() -> nn.Module:
             "BatchNorm2d ('1') with running statistics, and each client has its own: say what",
         ),
         ("mean", net(), METHOD, "batch_norm = 'mean'; it is one of 'batch', 'local', 'averaged', or none"),
-        ("averaged", net(), {"name": "minibatch-sgd"}, "minibatch-sgd sends gradient, not where clients end"),
-        ("averaged", net(), {"name": "fedlin"}, "fedlin sends update, not where clients end"),
-        ("local", net(), {"name": "fedagrac"}, "fedagrac cannot keep running statistics at its clients"),
-        (
-            "averaged",
-            nn.Sequential(nn.BatchNorm2d(1, momentum=None), nn.Flatten(), nn.Linear(16, 3)),
-            METHOD,
-            "BatchNorm2d ('0'): a momentum of None counts batches",
-        ),
-        (
-            "local",
-            nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(16, 3)),
-            METHOD,
-            "InstanceNorm2d ('0'): running statistics of single images",
-        ),
     ],
 )
 def test_sentences(rule: Any, model: nn.Module, method: Any, sentence: str) -> None:
@@ -266,18 +257,27 @@ def test_sentences(rule: Any, model: nn.Module, method: Any, sentence: str) -> N
     assert sentence in str(caught.value)
 
 
+def test_a_method_without_a_server_averages_nothing() -> None:
+    (problem,) = method_problems(build_method("gossip-sgd"), "averaged")
+    assert "gossip-sgd has no server that could average running statistics" in problem
+    assert method_problems(build_method("gossip-sgd"), "local") == []
+
+
 def test_parts_in_eval_mode_need_no_rule() -> None:
     assert task(None, resting()).problems() == []
 
 
 @pytest.mark.parametrize("rule", ["batch", "averaged", "local"])
-@pytest.mark.parametrize("name", ["fedbuff", "dlsgd-hetero", "fedasync", "scaffold", "fednova"])
+@pytest.mark.parametrize(
+    "name", ["fedbuff", "dlsgd-hetero", "fedasync", "scaffold", "fednova", "minibatch-sgd", "fedlin", "fedagrac"]
+)
 def test_methods_run_by_each_rule(name: str, rule: str) -> None:
-    if (name, rule) == ("fedasync", "local"):
-        pytest.skip("it sends models")
     size = {"buffer_size": 2} if name == "fedbuff" else {} if name == "fedasync" else {"n": 2}
     given = Experiment(
-        method={"name": name, **size, "local_steps": 2}, task=task(rule), until={"commits": 3}, device="cpu"
+        method={"name": name, **size, **({} if name == "minibatch-sgd" else {"local_steps": 2})},
+        task=task(rule),
+        until={"commits": 3},
+        device="cpu",
     )
     one, two = run(given), run(given)
     assert one.loss_final == two.loss_final

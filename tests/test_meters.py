@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 from typer.testing import CliRunner
 
 from offbeat import Experiment, Task, run
@@ -437,3 +438,67 @@ def test_drift_is_the_mean_gradient_of_one_step_and_its_closed_form_of_two() -> 
     gradients = meter.gradients(x, torch.arange(4)).numpy()
     moved = np.mean([(2 * np.eye(3) - 0.1 * h) @ g for h, g in zip(family.matrices, gradients, strict=True)], axis=0)
     assert drift(meter, x, 2, 0.1) == pytest.approx(np.linalg.norm(moved) / 2, rel=1e-12)
+
+
+def balanced(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy with weights of classes."""
+    return functional.cross_entropy(z, y, torch.tensor([5.0, 1.0, 0.2], dtype=z.dtype))
+
+
+def centred(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of logits without the mean of their batch."""
+    return functional.cross_entropy(z - z.mean(0), y)
+
+
+@pytest.mark.parametrize("loss", [balanced, centred])
+def test_the_noise_of_a_loss_that_is_no_mean_over_samples_is_that_of_batches(loss: Any) -> None:
+    """Against every batch of two samples of three clients, drawn with replacement, by autograd; the model starts at
+    zero, where all losses are the same."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(18, 4, generator=rng, dtype=torch.float64)
+    y = torch.arange(18) % 3
+    linear = torch.nn.Linear(4, 3, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(linear.weight)
+    task = Task(linear, loss, (x, y), [range(6 * i, 6 * i + 6) for i in range(3)], batch_size=2)
+    at = torch.randn(12, generator=rng, dtype=torch.float64)
+
+    def gradient(rows: Any) -> torch.Tensor:
+        w = at.reshape(3, 4).clone().requires_grad_()
+        return torch.autograd.grad(loss(x[rows] @ w.T, y[rows]), w)[0].flatten()
+
+    exact = [
+        float(np.mean([(gradient([i, j]) - gradient(list(shard))).square().sum() for i in shard for j in shard]))
+        for shard in task.shards
+    ]
+    meter = gauge(task)
+    found = noise(meter, at, 500, 2)
+    assert found.batch == 2
+    for value, error, want in zip(found.of_clients, found.errors, exact, strict=True):
+        assert abs(value - want) < 4 * error
+        assert error < 0.15 * want
+    assert torch.allclose(meter.gradient(at), torch.stack([gradient(list(shard)) for shard in task.shards]).mean(0))
+    with pytest.raises(ConfigError, match="give a batch_size"):
+        noise(meter, at, 10, None)
+    plain = gauge(replace(task, loss=functional.cross_entropy))
+    assert plain.of_samples
+    assert noise(plain, at, None, 2).batch is None
+
+
+def test_objectives_of_large_shards_are_over_the_whole_shard() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(600, 4, generator=rng, dtype=torch.float64), torch.arange(600) // 250
+    task = Task(torch.nn.Linear(4, 3, dtype=torch.float64), balanced, (x, y), [range(300), range(300, 600)])
+    meter = gauge(task)
+    want = [float(balanced(task.model(x[rows]), y[rows]).detach()) for rows in map(list, task.shards)]
+    assert meter.values(meter.model.initial()) == pytest.approx(want, rel=1e-12)
+
+
+def test_measured_noise_says_that_it_is_of_batches() -> None:
+    x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    task = Task(torch.nn.Linear(4, 3), balanced, (x, y), [range(10 * i, 10 * i + 10) for i in range(6)], batch_size=4)
+    found = measure(Experiment({"name": "local-sgd", "n": 6}, task, device="cpu"), effort=replace(BRIEF, iterations=0))
+    readings = {reading.name: reading for reading in found.readings}
+    assert "sigma2" not in readings
+    assert readings["sigma2_batch"].symbol == "sigma^2 of 4"
+    assert found.constants.noise == readings["sigma2_batch"].value
+    assert any("batches of 4, and not of single samples" in note for note in found.notes)

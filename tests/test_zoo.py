@@ -282,13 +282,16 @@ def test_hessian_products_are_exact(name: str) -> None:
         assert error(product[i], (ends[0] - ends[1]) / (2 * step)) < 1e-5
 
 
+TAKEN: list[int] = []  # a global, which no copy of a module has
+
+
 def test_a_draw_inside_a_job_is_noticed_and_named() -> None:
     """The module draws in its second step only, which no trial of one step can see."""
-    steps = {"taken": 0}
+    TAKEN.clear()
 
     def draws_later(m: Any, x: Tensor) -> Tensor:
-        steps["taken"] += 1
-        return m.parts[0](x) * (torch.empty(1).cauchy_() if steps["taken"] > 6 else 1)
+        TAKEN.append(1)
+        return m.parts[0](x) * (torch.empty(1).cauchy_() if len(TAKEN) > 6 else 1)
 
     p = problem(caged(lambda w: Animal(Own(draws_later, nn.Linear(w, w)), (w,)), SMALL))
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}

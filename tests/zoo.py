@@ -463,7 +463,6 @@ REFUSED: dict[str, tuple[Callable[[int], Animal], str]] = {  # and a part of the
     "NumPy": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) * float(numpy_coin()), nn.Linear(w, w)), (w,)), "NumPy's"),
     "TorchScript": (lambda w: Animal(torch.jit.script(nn.Linear(w, w)), (w,)), "'body' of the model is compiled by Torch"),
     "not finite": (lambda w: Animal(Own(lambda m, x: m.parts[0](x) - torch.inf, nn.Linear(w, w)), (w,)), "the loss, nan,"),
-    "hook on a gradient": (lambda w: Animal(hooked(w), (w,)), "has a hook on its gradient"),
     "embedding renormed": (lambda w: Animal(nn.Embedding(9, w, max_norm=0.5), (3,), tokens=9), "the table 'body.weight' has max_norm"),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offbeat.fleets.fleet import Fleet
     from offbeat.method import Cohort, Job, Local, Method, Policy, Rule
     from offbeat.methods import METHODS
-    from offbeat.numerics.metrics import Metric, metric
+    from offbeat.numerics.metrics import METRICS, Metric, metric
     from offbeat.numerics.windows import windows
     from offbeat.runs.callbacks import Callback
     from offbeat.schedule.buffer import Buffer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "METRICS",
     "Buffer",
     "Callback",
     "Cohort",
@@ -66,7 +67,7 @@ _HOMES = {
     "fleets.fleet": ("Fleet",),
     "method": ("Cohort", "Job", "Local", "Method", "Policy", "Rule"),
     "methods": ("METHODS",),
-    "numerics.metrics": ("Metric", "metric"),
+    "numerics.metrics": ("METRICS", "Metric", "metric"),
     "numerics.windows": ("windows",),
     "runs.callbacks": ("Callback",),
     "schedule.buffer": ("Buffer",),

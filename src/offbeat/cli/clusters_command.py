@@ -43,7 +43,8 @@ def clusters(
     with writing(out, ".png"):
         devices = experiment.task.get("clients") if isinstance(experiment.task, dict) else None
         if devices is None and config is not None and clients is None:
-            devices = make_task(experiment).clients
+            task = make_task(experiment)
+            devices = task.clients + len(task.left_out)
         whole = make_fleet(experiment, devices if devices is not None else clients or 32)
         parts = whole.clusters
         if parts is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from typing import Any
@@ -23,7 +23,7 @@ from offbeat.experiments import cluster_views
 from offbeat.experiments.experiment import Experiment, split_name
 from offbeat.experiments.sizes import size_problems
 from offbeat.experiments.traffic import Traffic
-from offbeat.fleets.fleet import Fleet
+from offbeat.fleets.fleet import Fleet, without
 from offbeat.fleets.make import build as build_fleet
 from offbeat.fleets.timing import BlockDurations
 from offbeat.keys import generator
@@ -90,6 +90,7 @@ class Built:
         account = Account(
             self.task.clients, each, traffic.down, up, pulls=not self.method.when.overlaps, crowd=crowd,
             looked=size if rule.local.full_gradient else None, each_up=traffic.each_up if traffic.up is None else None,
+            client_ids=self.task.client_ids,
         )  # fmt: skip
         if rule.prime is not None:
             account.note_prime(size, traffic.down_vector, traffic.up_vector)
@@ -255,7 +256,7 @@ def objects(experiment: Experiment) -> Built:
         problems += task.problems(torch.float64 if experiment.precision == "float64" else torch.float32)
         if not problems and not ends and not task.has_accuracy:
             problems.append(f"task '{task.name}' has no accuracy to stop at; add another limit to until")
-        attempt("fleet", lambda: make_fleet(experiment, task.clients))
+        attempt("fleet", lambda: make_fleet(experiment, task.clients, task.left_out))
         if "method" in parts:
             when, fleet = parts["method"].when, parts.get("fleet")
             problems += kinds if (kinds := policy_problems(when)) else when.problems(units(task, when, fleet))
@@ -417,22 +418,37 @@ def known_figures(experiment: Experiment, task: Task | None) -> dict[str, Figure
     return figures
 
 
-def make_fleet(experiment: Experiment, clients: int) -> Fleet:
+def make_fleet(experiment: Experiment, clients: int, left_out: Sequence[int] = ()) -> Fleet:
+    """The fleet of so many clients. Where others were left out of the data, it is the fleet of all, without them: each
+    client has the device that it has in a run of all."""
+    everyone = clients + len(left_out)
     if isinstance(experiment.fleet, Fleet):
         fleet = experiment.fleet
         if problems := fleet.kind_problems():
             raise ConfigError(problems)
-        if fleet.clients != clients:
-            raise ConfigError([f"the fleet has {fleet.clients} clients, the task {clients}; they must be the same"])
+        if fleet.clients not in (clients, everyone):
+            raise ConfigError([f"the fleet has {fleet.clients} clients, the task {everyone}; they must be the same"])
         if problems := fleet.problems():
             raise ConfigError(problems)
-        return fleet
+        return fleet if fleet.clients == clients else thinned(fleet, left_out)
     name, options = split_name("fleet", experiment.fleet)
     if {"clients", "seed"} & set(options):
         raise ConfigError(
             ["a fleet is as large as its task and drawn by the run's seed; set task.clients or seed instead"]
         )
-    return build_fleet(name, clients, experiment.seed, **options)
+    fleet = build_fleet(name, everyone, experiment.seed, **options)
+    return thinned(fleet, left_out) if left_out else fleet
+
+
+def thinned(fleet: Fleet, left_out: Sequence[int]) -> Fleet:
+    """The fleet without the clients that `evaluate.unseen` took away."""
+    if fleet.clusters is not None:
+        raise ConfigError(
+            [f"evaluate.unseen takes {len(left_out)} of {fleet.clients} clients away, but fleet '{fleet.name}' has "
+             "clusters, whose graphs need all their devices; leave out evaluate.unseen, hold out a part of each shard "
+             "(evaluate.hold_out), or make a task of the clients that train and give the others as Task(unseen=...)"]
+        )  # fmt: skip
+    return without(fleet, left_out)
 
 
 def evaluate_problems(table: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from offbeat.config.registry import lacking
 from offbeat.errors import ConfigError, in_words
 from offbeat.fleets.clusters import Clusters
 from offbeat.fleets.distributions import NAMED, Array, Law, number_problems, numeric
-from offbeat.fleets.presence import Change, Presence
-from offbeat.fleets.steps import StepPlan
+from offbeat.fleets.presence import Change, Presence, PresenceOf
+from offbeat.fleets.steps import StepPlan, steps_of
 from offbeat.keys import fold, key, uniform
 from offbeat.schedule.device import OWN_STEPS, Durations
 
@@ -109,6 +109,16 @@ class Fleet:
             raise ConfigError(problems)
         kind = SteadyDurations if self.jitter is None else DrawnDurations
         return kind(self, seed, down_bytes, up_bytes, looks)
+
+
+def without(fleet: Fleet, left_out: Sequence[int]) -> Fleet:
+    """The fleet without these clients; the others are numbered anew, in their order, and stay as they are."""
+    ids = np.delete(np.arange(fleet.clients), left_out).tolist()
+    names = ("step_seconds", "down_latency", "up_latency", "down_bandwidth", "up_bandwidth")
+    arrays = {name: getattr(fleet, name)[ids] for name in names}
+    presence = None if fleet.presence is None else PresenceOf(fleet.presence, fleet.clients, ids)
+    plan = None if fleet.local_steps is None else steps_of(fleet.local_steps, ids)
+    return replace(fleet, clients=len(ids), presence=presence, local_steps=plan, **arrays)
 
 
 def clustered(fleet: Fleet, clusters: Clusters) -> Fleet:

@@ -32,6 +32,25 @@ class Presence(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class PresenceOf:
+    """The presence of some clients of a fleet, numbered anew."""
+
+    presence: Presence
+    fleet: int  # clients of the whole fleet
+    clients: Sequence[int]
+
+    def problems(self, clients: int) -> list[str]:
+        return [] if clients == len(self.clients) else [f"presence: of {len(self.clients)} clients, not {clients}"]
+
+    def __call__(self, client: int) -> Iterator[Change]:
+        return self.presence(self.clients[client])
+
+    def opening(self, clients: int) -> Opening:
+        there, until = self.presence.opening(self.fleet)
+        return [there[client] for client in self.clients], [until[client] for client in self.clients]
+
+
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """Recorded users. Client i is there when user `users[i]` was (None: user i), again after the user's period."""
 

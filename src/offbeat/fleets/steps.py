@@ -66,6 +66,25 @@ class Drawn:
         return []
 
 
+@dataclass(frozen=True)
+class StepsOf:
+    """The numbers of some clients of a fleet."""
+
+    plan: StepPlan
+    clients: Sequence[int]
+
+    def __call__(self, client: int, job: int) -> int:
+        return self.plan(self.clients[client], job)
+
+    def problems(self, clients: int) -> list[str]:
+        return [] if clients == len(self.clients) else [f"local_steps: of {len(self.clients)} clients, not {clients}"]
+
+
+def steps_of(plan: StepPlan, clients: Sequence[int]) -> StepPlan:
+    """The plan of some clients of a fleet, numbered anew."""
+    return Fixed(tuple(plan.steps[each] for each in clients)) if isinstance(plan, Fixed) else StepsOf(plan, clients)
+
+
 def whole(values: Array) -> Any:
     """The nearest whole numbers, none below 1."""
     return np.clip(np.rint(values), 1, STEPS).astype(np.int64)

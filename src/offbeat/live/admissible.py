@@ -28,7 +28,8 @@ def require_live(built: Built) -> None:
         )
     if built.task.changing.state:
         problems.append(
-            "the model has running statistics, which live clients do not exchange; use GroupNorm or LayerNorm"
+            "the model has running statistics, or other buffers that change in training, which live clients do not "
+            "exchange; use GroupNorm or LayerNorm"
         )
     if not all(isinstance(side, Tensor | Windows) for side in built.task.training):
         problems.append("samples have several parts, and live clients hold one tensor of inputs and one of targets")

@@ -32,10 +32,9 @@ from offbeat.experiments.experiment import Experiment
 from offbeat.live.packets import broadcast_layout, prime_layout, update_layout
 from offbeat.method import Local, Method, State
 from offbeat.numerics import wave as numerics
-from offbeat.numerics.forms import handing_over
 from offbeat.numerics.reference_loop import ClientJob
 from offbeat.numerics.samples import Samples
-from offbeat.numerics.vector import FlatModel, Loss, copied
+from offbeat.numerics.vector import FlatModel, Loss
 from offbeat.numerics.wave import Problem
 from offbeat.records import Begun
 from offbeat.runs.disk import read_tensors, write_file
@@ -43,7 +42,6 @@ from offbeat.schedule.device import OWN_STEPS
 from offbeat.stages.staged import Encoded
 from offbeat.tasks.data import DATA
 from offbeat.tasks.inputs import read
-from offbeat.tasks.losses import record_taken
 from offbeat.tasks.make import build_task, named
 from offbeat.tasks.models import build as build_model
 from offbeat.tasks.task import Task
@@ -176,11 +174,13 @@ class Worker:
         with self.settings:
             assert self.shard.model is not None
             assert self.shard.loss is not None
-            flat = FlatModel(self.shard.model, self.shard.loss, dtype, self.experiment.precision == "bf16").to(
-                self.device
-            )
-            if record_taken(copied(self.shard.model), self.shard.loss, x, y) is not None:
-                handing_over(flat.module)
+            task = Task(self.shard.model, self.shard.loss, (x, y), [range(len(x))])
+            if changing := ", ".join(sorted(task.changing.state)):
+                raise OffbeatError(
+                    f"the model changes {changing} while it trains, which live clients do not exchange; keep such "
+                    "buffers out of it, or put those parts in eval mode"
+                )
+            flat = task.flat_model(dtype, self.experiment.precision == "bf16").to(self.device)
             self.problem = Problem(flat, self.samples(facts, dtype), self.local(), self.experiment.seed)
             mode = self.experiment.mode
             steps = captured_steps(self.problem, self.settings.threads, self.settings.side_by_side)

@@ -58,8 +58,8 @@ def publish(server: LiveServer, path: Path, lock: Lock, manifest: Manifest) -> O
             "waiting": [list(job) for job in run.arrivals],
         },
     }
-    model, counts = engine.model(), log.account.participation
-    store.close(result, model, client_rows(log.account.clients, counts, engine.client_figures()))
+    model = engine.model()
+    store.close(result, model, client_rows(log.account, engine.client_figures()))
     journal.close()
     clear(path)
     return Outcome(result, log.metrics, model)

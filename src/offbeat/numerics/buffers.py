@@ -281,6 +281,12 @@ def method_problems(method: Method, rule: str | None) -> list[str]:
     return []
 
 
+def equal_tensors(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers, NaN being the same as NaN."""
+    one, other = (t if t.layout == torch.strided else t.to_dense() for t in (one, other))
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def require(ruled: Ruled | None) -> None:
     """Refuse running statistics where gradients are measured."""
     if ruled is not None and ruled.rule != "batch":

@@ -55,8 +55,21 @@ def has_rows(part: Any, rows: int) -> bool:
     return False
 
 
+def in_rows(values: Any, rows: int) -> bool:
+    """Return whether every part that may depend on the samples has a row for each of them."""
+    for part in parts(values):
+        if isinstance(part, Tensor):
+            if not has_rows(part, rows):
+                return False
+        elif not (part is None or isinstance(part, bool | str)):
+            return False
+    return True
+
+
 def cut(values: Any, begin: int, end: int, rows: int) -> Any:
     """Samples `begin .. end` of `rows`; what has no rows stays."""
+    if isinstance(values, Tensor):
+        return values[begin:end] if has_rows(values, rows) else values
     return mapped(lambda part: part[begin:end] if has_rows(part, rows) else part, values)
 
 
@@ -74,18 +87,3 @@ def joined(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
         return sum(part * (size / sum(sizes)) for part, size in zip(each, sizes, strict=True))
 
     return mapped(join, *batches)
-
-
-def of_samples(of: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-    """`of(outputs, targets)` of each sample by itself, as a batch of one."""
-    both, rows = (outputs, targets), len(pytree.tree_leaves(targets)[0])
-
-    def one(*rowed: Tensor) -> Tensor:
-        left = iter(rowed)
-        return of(*mapped(lambda part: next(left)[None] if has_rows(part, rows) else part, both))
-
-    rowed = [part for part in parts(both) if has_rows(part, rows)]
-    try:
-        return torch.vmap(one)(*rowed)
-    except Exception:  # a function of one's own that vmap does not take
-        return torch.stack([of(*cut(both, n, n + 1, rows)) for n in range(rows)])

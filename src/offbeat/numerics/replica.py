@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import OffbeatError
 from offbeat.numerics.attributes import as_before
+from offbeat.numerics.buffers import equal_tensors
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forms import called
 from offbeat.numerics.snapshot import Snapshot, head
@@ -104,11 +105,7 @@ class Replica:
             if name in self.model.kinds.cache:
                 continue
             now = named.get(name)
-            if now is None or now.shape != initial.shape or not _equal(now, initial):
+            if now is None or not equal_tensors(now, initial):
                 buffer.data.copy_(initial)
                 self.put(name, buffer)
                 raise OffbeatError(changed_buffer(name))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())

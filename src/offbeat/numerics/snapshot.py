@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.numerics.attributes import INNER
+from offbeat.numerics.buffers import equal_tensors
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 10_000  # values that are looked at
@@ -137,7 +138,7 @@ def _same(one: _Value, other: _Value) -> bool:
     if isinstance(a, Tensor):
         if a is not b or one.saved is None or other.saved is None:
             return a is b
-        return bool(one.saved[1] == other.saved[1]) and _equal(one.saved[0], other.saved[0])
+        return bool(one.saved[1] == other.saved[1]) and equal_tensors(one.saved[0], other.saved[0])
     if isinstance(a, np.ndarray):
         return a is b and np.array_equal(one.saved, other.saved)
     if isinstance(a, _NUMBERS):
@@ -149,10 +150,6 @@ def _same(one: _Value, other: _Value) -> bool:
     if isinstance(a, set):
         return bool(one.saved == other.saved)
     return a is b
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _set(values: Any, place: int, new: Any) -> None:

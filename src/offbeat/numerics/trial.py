@@ -10,7 +10,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar, cast
@@ -30,6 +30,7 @@ from offbeat.numerics.buffers import Kinds, own_buffers, tracking
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forked import ELSEWHERE, forked
 from offbeat.numerics.forms import Tree, called
+from offbeat.numerics.outputs import parts
 from offbeat.numerics.replica import Replica
 from offbeat.numerics.vector import FlatModel
 
@@ -85,46 +86,60 @@ def norm_buffers(module: nn.Module) -> set[str]:
     return own_buffers(module, [name for name, _ in tracking(module)])
 
 
+class _Called(NamedTuple):
+    """What calls of a module made of its buffers."""
+
+    replaced: set[str]
+    written: set[str]
+    values: dict[str, Tensor]
+    outputs: list[Tensor]  # of the last call
+
+
 def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> Kinds | None:
     """Return which buffers of a module, a copy to train, change when it is called with two batches.
 
     One that is replaced or written counts as changed, whatever its value: another batch may bring another value. A
-    cache has the same value after every call, whatever the batch and its value before. None if a call fails.
+    cache is replaced by the same value at every call, whatever the batch and its value before, and no output depends
+    on the latter. None if a call fails.
     """
     norms = norm_buffers(module)
-    device = next((t.device for t in pytree.tree_leaves(batches) if isinstance(t, Tensor)), torch.device("cpu"))
-
-    def after(*batches: Tree, shift: bool = False) -> tuple[set[str], dict[str, Tensor]]:
-        own = copy.deepcopy(module)
-        for _, buffer in own.named_buffers() if shift else ():
-            buffer.data.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)
-        before = {name: (b, b._version, b.detach().clone()) for name, b in own.named_buffers()}
-        with torch.enable_grad(), seeded(1, device), Keyed(trial_key(device)), as_before(own):
-            for batch in batches:
-                called(own, pytree.tree_map(torch.clone, batch))
-        now = {name: b.detach() for name, b in own.named_buffers()}
-        alike = {
-            name
-            for name, (b, version, value) in before.items()
-            if name in now and now[name]._version == version and same([now[name]], [value])
-            if dict(own.named_buffers())[name] is b
-        }
-        return now.keys() - alike, now
-
+    first, second = batches
     try:
-        runs = [after(batches[0]), after(batches[1]), after(*batches)]
+        runs = [_called(module, [first]), _called(module, [second]), _called(module, [first, second])]
     except Exception:  # whatever a model of one's own raises is said elsewhere
         return None
-    changed = set().union(*(names for names, _ in runs))
-    with suppress(Exception):  # a model may fail on buffers with other values
-        runs.append(after(batches[0], shift=True))
-    values = [value for _, value in runs]
-    cache = {
-        name
-        for name in changed - norms
-        if len(runs) == 4 and all(name in value and same([value[name]], [values[0][name]]) for value in values)
-    }
-    return Kinds(changed - cache | norms, cache)
+    written = set().union(*(run.written for run in runs), norms)
+    replaced = set().union(*(run.replaced for run in runs)) - written
+    if not replaced:
+        return Kinds(written)
+    try:  # a model may fail on buffers with other values
+        runs.append(_called(module, [first], shifted=True))
+    except Exception:
+        return Kinds(written | replaced)
+    pairs = ((runs[0], runs[3]), (runs[1], runs[2]))
+    if not all(same(one.outputs, other.outputs, REPEATS) for one, other in pairs):
+        return Kinds(written | replaced)
+    kept = runs[0].values
+    alike = {n for n in replaced if all(n in run.values and same([run.values[n]], [kept[n]]) for run in runs)}
+    return Kinds(written | replaced - alike, alike)
+
+
+def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False) -> _Called:
+    """Call a copy of a module with one batch after the other; `shifted`, from buffers with other values."""
+    own = copy.deepcopy(module)
+    for _, buffer in own.named_buffers() if shifted else ():
+        buffer.data.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)
+    before = {name: (b, b._version, b.detach().clone()) for name, b in own.named_buffers()}
+    device = next((b.device for b, _, _ in before.values()), torch.device("cpu"))
+    outputs: Any = None
+    with torch.enable_grad(), seeded(1, device), Keyed(trial_key(device)), as_before(own):
+        for batch in batches:
+            outputs = called(own, pytree.tree_map(torch.clone, batch))
+    now = dict(own.named_buffers())
+    written = {n for n, (b, version, value) in before.items() if b._version != version or not same([b], [value])}
+    replaced = {n for n in now.keys() | before.keys() if n not in before or now.get(n) is not before[n][0]}
+    values = {name: b.detach() for name, b in now.items()}
+    return _Called(replaced, written, values, [t for t in parts(outputs) if isinstance(t, Tensor)])
 
 
 def bounded_tables(module: nn.Module) -> set[str]:

@@ -210,6 +210,11 @@ class FlatModel:
         return None if self.ruled is None else self.ruled.layout
 
     @property
+    def evaluates_by_batch(self) -> bool:
+        """Whether the common model has no statistics of its own, so that evaluation uses those of its batches."""
+        return self.ruled is not None and self.ruled.rule != "averaged" and bool(self.ruled.layout.owners)
+
+    @property
     def replica(self) -> Replica:
         """A copy of the module that trains as PyTorch trains it, for the reference loop."""
         if self._replica is None:
@@ -269,8 +274,8 @@ class FlatModel:
         same every time."""
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
-        if self.ruled is not None and self.ruled.rule != "averaged":  # statistics of the batches
-            for owner in self.ruled.layout.owners:
+        if self.evaluates_by_batch and self.layout is not None:
+            for owner in self.layout.owners:
                 self.module.get_submodule(owner).training = True
         try:
             return self.keyed_outputs(flat, x)

@@ -72,6 +72,21 @@ class Windows:
             place = place[..., None] + torch.arange(self.length, device=place.device)
         return self.stream.on(place.device)[place].long()
 
+    def clear_of(self, rows: Any) -> np.ndarray:
+        """Return for each window whether none of its tokens, `[start, start + length)`, is in one of these windows.
+        Then no token that follows one of its own, as a target, follows one of theirs, either.
+
+        >>> Windows(Stream(np.arange(9)), torch.tensor([0, 2, 4, 6]), 3).clear_of([0])
+        array([False, False,  True,  True])
+        """
+        starts, length = self.start.cpu().numpy(), self.length or 1
+        change = np.zeros(2 + int(starts.max()) + length, np.int64)  # windows that begin less those that end
+        np.add.at(change, starts[rows], 1)
+        np.subtract.at(change, starts[rows] + length, 1)
+        before = np.concatenate([[0], np.cumsum(np.cumsum(change) > 0)])  # shared tokens in front of each place
+        clear: np.ndarray = before[starts + length] == before[starts]
+        return clear
+
     def __len__(self) -> int:
         return len(self.start)
 

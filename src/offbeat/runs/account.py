@@ -58,6 +58,7 @@ class Account:
     looked: Sequence[int] | None = None  # samples that each client's job looks at besides its steps
     each_up: Callable[[Sequence[int], Sequence[int]], Sequence[float]] | None = None  # bytes, where updates differ
     crowd: Crowd | None = None
+    client_ids: Sequence[int] | None = None  # of each client in the task as given; None: its own number
     # Steps of updates whose bytes are counted at the commit.
     arrived: dict[JobName, int] = field(default_factory=dict)
 

@@ -101,8 +101,8 @@ def read_once(path: Path, label: str, rows: Iterable[Row] | None) -> Chronicle:
         ended = result["ended"]
     else:
         staleness, counts = derived(trace_rows(path) if rows is None else rows)
-        clients = config["task"].get("clients") or 1 + max(counts, default=0)
-        heard = [counts[client] for client in range(max(int(clients), 1 + max(counts, default=0)))]
+        clients = int(config["task"].get("clients") or 0) - int(config.get("evaluate", {}).get("unseen") or 0)
+        heard = [counts[client] for client in range(max(clients, 1 + max(counts, default=0)))]
         ended = "still running" if state == "running" else "not ended; `offbeat resume` goes on"
     name = label or str(config["method"]["name"])
     return Chronicle(

@@ -84,7 +84,7 @@ def finish(loop: Loop, horizon: Horizon, history: History | None) -> Outcome:
     model = engine.model()
     if store is not None:
         loop.save(horizon)
-        clients = client_rows(log.account.clients, log.account.participation, engine.client_figures())
+        clients = client_rows(log.account, engine.client_figures())
         store.close(result, model, clients, log.callbacks.kept())
     log.tell("ended", result)
     outcome = Outcome(result, log.metrics, model)

@@ -115,11 +115,12 @@ def summed_up(metrics: Sequence[Mapping[str, Any]], name: str, figure: Figure) -
     }
 
 
-def client_rows(
-    clients: int, updates: Mapping[int, int], figures: Mapping[str, Sequence[float | None]]
-) -> list[dict[str, Any]]:
-    """One row per client: its updates, and what the last evaluation found of it."""
+def client_rows(account: Account, figures: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
+    """Return one row per client: its number in the task as given, its updates, and what the last evaluation found of
+    it. Where clients were left out, `run_client` is its number in the run: in the trace and in messages."""
+    ids = account.client_ids
+    names = [{"client": c} if ids is None else {"client": ids[c], "run_client": c} for c in range(account.clients)]
     return [
-        {"client": c, "updates": updates[c], **{name: values[c] for name, values in figures.items()}}
-        for c in range(clients)
+        {**name, "updates": account.participation[c], **{figure: values[c] for figure, values in figures.items()}}
+        for c, name in enumerate(names)
     ]

@@ -26,6 +26,7 @@ from offbeat.runs.chronicle import Chronicle, again, grouped, read_run, run_fold
 from offbeat.runs.store import strict
 from offbeat.runs.target import crossing
 from offbeat.runs.timeline import KINDS, MEANS, Timeline, timeline_of
+from offbeat.tasks.looks import drawn_clients
 
 LARGEST = 3_000_000  # bytes of a page
 DETAIL = 2_200_000  # bytes of it for spans, all timelines together
@@ -357,9 +358,11 @@ def overview(line: Timeline, rows: int) -> dict[str, Any]:
 # ---- fleet, clusters, config --------------------------------------------------------------------
 def fleet_of(run: Chronicle) -> Fleet | None:
     """The run's fleet, built again from its config; None where that cannot be done here."""
-    clients = run.config["task"].get("clients") or run.clients
+    unseen = int(run.config.get("evaluate", {}).get("unseen") or 0)
+    clients = int(run.config["task"].get("clients") or run.clients + unseen)
+    experiment = Experiment.of({k: v for k, v in run.config.items() if k in ("fleet", "seed")})
     try:
-        return make_fleet(Experiment.of({k: v for k, v in run.config.items() if k in ("fleet", "seed")}), int(clients))
+        return make_fleet(experiment, clients - unseen, drawn_clients(unseen, clients, experiment.seed))
     except OffbeatError:
         return None
 

@@ -6,25 +6,27 @@ A pair is `(inputs, targets)`. Of a dictionary `labels` (or `label`) are the tar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.errors import ConfigError
 from offbeat.numerics.forms import Tree
-from offbeat.numerics.trial import seeded
+from offbeat.numerics.trial import same, seeded
 from offbeat.numerics.windows import Windows, signed
+from offbeat.tasks.loaders import Collate, Part, part_of
 from offbeat.tasks.losses import reason
 
-Collate: TypeAlias = Callable[[list[Any]], Any]
 LABELS = ("labels", "label")
-AGAIN = 16  # samples that are read twice, to find transforms that draw
+AGAIN = 16  # samples that are read or collated twice, to find what draws
+CLOSE = 1e-5  # relative: sums of another order
 LENGTHS = ("length", "lengths")
 
 
@@ -49,11 +51,12 @@ def of_clients(data: Any) -> tuple[Joined, list[range]] | None:
 
 
 def many(data: Any) -> int:
-    """The samples of one data set, counted without reading it."""
-    if isinstance(data, DataLoader):
-        return len(data.dataset)  # type: ignore[arg-type]
-    if isinstance(data, Dataset):
-        return len(data)  # type: ignore[arg-type]
+    """The samples of one data set, counted without reading it; 1 of one that `read` refuses."""
+    if isinstance(data, Dataset | DataLoader):
+        try:
+            return len(part_of(data).rows)
+        except ConfigError:
+            return 1
     first = next(iter(data.values())) if isinstance(data, Mapping) else data[0]
     while isinstance(first, tuple | Mapping):
         first = next(iter(first.values() if isinstance(first, Mapping) else first))
@@ -65,40 +68,62 @@ def read(data: Any, collate: Collate | None = None) -> tuple[Tree, Tree]:
     """`(inputs, targets)`, each a tensor, windows, or a tree of tensors with a row per sample."""
     parts = list(data.parts) if isinstance(data, Joined) else [data]
     if any(isinstance(part, Dataset | DataLoader) for part in parts):
-        sets = [dataset(part) for part in parts]
-        own = next((p.collate_fn for p in parts if isinstance(p, DataLoader)), None)
-        return collated(sets, collate or (None if own is default_collate else own))
-    pairs = [pair(part) for part in parts]
+        found = [of_client(client, part, len(parts)) for client, part in enumerate(parts)]
+        functions = [collate or part.collate for part in found]
+        if all(function == functions[0] for function in functions):
+            return collated(found, functions[0])
+        pairs = [collated([part], function) for part, function in zip(found, functions, strict=True)]
+        remedy = "; or give one collate function for all: Task(..., collate=...)"
+    else:
+        pairs, remedy = [pair(part) for part in parts], ""
     if len(pairs) == 1:
         return pairs[0]
-    x, y = (joined([one[side] for one in pairs]) for side in (0, 1))
+    x, y = (joined([one[side] for one in pairs], remedy) for side in (0, 1))
     return x, y
 
 
-def joined(trees: list[Tree]) -> Tree:
+def of_client(client: int, given: Any, clients: int) -> Part:
+    """The samples of one client's data set."""
+    try:
+        return part_of(given)
+    except ConfigError as error:
+        where = f"client {client}: " if clients > 1 else ""
+        raise ConfigError([where + problem for problem in error.problems]) from None
+
+
+def joined(trees: list[Tree], remedy: str = "") -> Tree:
     """The rows of all clients one behind the other."""
     for client, tree in enumerate(trees):
+        if any(isinstance(leaf, Windows) for leaf in pytree.tree_leaves(tree)):
+            raise ConfigError(
+                [f"client {client} has windows of a stream of its own; join the streams of all clients to one array, "
+                 "and give windows of it with shards=[...]: starts=[...] says where windows begin"]
+            )  # fmt: skip
         if said := unlike(trees[0], tree, 1):
-            raise ConfigError([f"client {client} has {said[0]}, client 0 {said[1]}; they must be alike"])
+            raise ConfigError([f"client {client} has {said[0]}, client 0 {said[1]}; they must be alike{remedy}"])
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *trees)
-
-
-def dataset(given: Any) -> Any:
-    data = given.dataset if isinstance(given, DataLoader) else given
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        raise ConfigError(
-            [f"{type(data).__name__} can only be read from its start, and clients need numbered rows; give a dataset "
-             "with __getitem__ and __len__"]
-        )  # fmt: skip
-    return data
 
 
 def pair(data: Any) -> tuple[Tree, Tree]:
     """Columns that are there at once."""
     if isinstance(data, Mapping):
-        return divided({name: tree(value) for name, value in data.items()})
-    x, y = data
-    return tree(x), tree(y)
+        x, y = divided({name: tree(value) for name, value in data.items()})
+    else:
+        x, y = map(tree, data)
+    return side_by_side(x), side_by_side(y)
+
+
+def side_by_side(values: Tree) -> Tree:
+    """Windows alone stay places in their stream; beside other parts they are copied out of it."""
+    if isinstance(values, Tensor | Windows):
+        return values
+    return pytree.tree_map(lambda leaf: leaf[:] if isinstance(leaf, Windows) else leaf, values)
+
+
+def text_of(data: Any) -> Windows | None:
+    """The windows among the inputs of a task's data."""
+    inputs = data if isinstance(data, Mapping) else data[0] if isinstance(data, tuple) else None
+    return next((leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Windows)), None)
 
 
 def tree(values: Any) -> Tree:
@@ -147,9 +172,9 @@ def divided(columns: Any) -> tuple[Tree, Tree]:
 
 
 # ---- samples one by one -------------------------------------------------------------------------
-def collated(sets: Sequence[Any], collate: Collate | None) -> tuple[Tree, Tree]:
-    """All samples of these datasets as one batch."""
-    places = [(part, i) for part in sets for i in range(len(part))]
+def collated(parts: Sequence[Part], collate: Collate | None) -> tuple[Tree, Tree]:
+    """All samples of these parts as one batch."""
+    places = [(part.data, i) for part in parts for i in part.rows]
     if not places:
         raise ConfigError(["the dataset is empty"])
     with seeded(1, torch.device("cpu")):
@@ -160,19 +185,45 @@ def collated(sets: Sequence[Any], collate: Collate | None) -> tuple[Tree, Tree]:
             raise ConfigError([f"sample {number} is a sequence of length 0 ({empty}); leave it out"])
     if collate is None:
         return divided(stacked(samples))
-    try:
-        batch = collate(samples)
-    except Exception as error:  # whatever a function of one's own raises
-        raise ConfigError([f"the data does not collate: {at_fault(collate, samples, error)}"]) from error
-    columns = pytree.tree_map(tree, batch, is_leaf=lambda part: not isinstance(part, Mapping | list | tuple))
-    x, y = divided(columns)
+    x, y = batch_of(collate, samples)
     for name, leaf in named_leaves((x, y), ("inputs", "targets")):
         if not leaf.dim() or len(leaf) != len(samples):
             rows = len(leaf) if leaf.dim() else "no"
             raise ConfigError(
                 [f"collate gives {name} with {rows} rows for {len(samples)} samples; one for each it must be"]
             )
+    refuse_mixing(collate, samples, (x, y))
     return x, y
+
+
+def batch_of(collate: Collate, samples: list[Any]) -> tuple[Tree, Tree]:
+    """What a function of the user's own makes of these samples."""
+    try:
+        batch = collate(samples)
+    except Exception as error:  # whatever it raises
+        raise ConfigError([f"the data does not collate: {at_fault(collate, samples, error)}"]) from error
+    return divided(pytree.tree_map(tree, batch, is_leaf=lambda part: not isinstance(part, Mapping | list | tuple)))
+
+
+def refuse_mixing(collate: Collate, samples: list[Any], whole: tuple[Tree, Tree]) -> None:
+    """Refuse a collate function whose rows are not those of the samples, in their order: tried with some of them,
+    from the shortest to the longest, so that all are padded alike."""
+    sizes = [sum(size_of(leaf) for _, leaf in leaves_of(sample)) for sample in samples]
+    order = sorted(range(len(samples)), key=sizes.__getitem__)
+    few = [order[i] for i in sorted({i * (len(order) - 1) // (AGAIN - 1) for i in range(AGAIN)})]
+    leaves = []
+    for seed, numbers in ((1, few), (2, few[::-1])):
+        with seeded(seed, torch.device("cpu")):
+            leaves.append(pytree.tree_leaves(batch_of(collate, [samples[i] for i in numbers])))
+    rows = torch.tensor(few)
+    for one, other, all_rows in zip(*leaves, pytree.tree_leaves(whole), strict=True):
+        padded_alike = one.shape[1:] == all_rows.shape[1:]
+        if not same([other.flip(0)], [one], CLOSE) or (padded_alike and not same([all_rows[rows]], [one], CLOSE)):
+            raise ConfigError(
+                ["collate gives a sample other values, or another place, beside other samples: it sorts, draws at "
+                 "random, or computes with several samples (their mean, mixtures). It is called once, with the "
+                 "samples of all clients; keep their order, and do such things in the model, where draws are keyed"]
+            )  # fmt: skip
 
 
 def refuse_draws(places: Sequence[tuple[Any, int]], samples: Sequence[Any]) -> None:
@@ -254,6 +305,10 @@ def named_leaves(trees: Sequence[Tree], names: Sequence[str]) -> list[tuple[str,
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     return (len(leaf),) if isinstance(leaf, list) else tuple(getattr(leaf, "shape", ()))
+
+
+def size_of(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, str | bytes) else math.prod(shape_of(leaf))
 
 
 def unlike(first: Tree, other: Tree, side: int = 0) -> tuple[str, str] | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,10 +20,10 @@ from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, in_words
 from offbeat.numerics.evaluation import ClientEvaluation, Evaluation, Faults, Figure, Set
 from offbeat.numerics.metrics import as_metric
-from offbeat.numerics.outputs import has_rows, parts
 from offbeat.numerics.samples import Samples
 from offbeat.numerics.vector import FlatModel
 from offbeat.numerics.windows import Windows
+from offbeat.tasks.inputs import text_of
 from offbeat.tasks.task import Task
 from offbeat.tasks.task_problems import metric_problems, shard_problems
 
@@ -62,14 +61,14 @@ class Looks:
             speed = None if name == "unseen" else watch.speed
             mine = tested if name == "own" else model
             self.evaluations.append(ClientEvaluation(name, data, mine, x, y, rows, metrics, speed, self.faults))
-        if len(self.evaluations) > 1 or watch.training_loss:
-            refuse_losses_of_batches(task.record)
         for evaluation in self.evaluations:
             self.figures |= evaluation.figures()
         self.shards = None
         if watch.training_loss:
             data = "the training data, the mean over clients"
-            self.shards = ClientEvaluation("training", data, model, samples.x, samples.y, task.shards, {})
+            self.shards = ClientEvaluation(
+                "training", data, model, samples.x, samples.y, task.shards, {}, None, self.faults
+            )
             self.figures["training_loss"] = Figure(data, False)
 
     def __call__(self, flat: Tensor) -> dict[str, Any]:
@@ -91,17 +90,6 @@ class Looks:
                         column[client] = value
                     figures[f"{evaluation.name}_{name}"] = column
         return figures
-
-
-def refuse_losses_of_batches(record: Any) -> None:
-    """Clients are looked at together, and each sample's loss is computed from its rows of the outputs: a record, here
-    of two samples, must have no other parts."""
-    if any(isinstance(part, Tensor) and part.is_floating_point() and not has_rows(part, 2) for part in parts(record)):
-        raise ConfigError(
-            ["the loss takes the whole record that the model gives, with a part that is for a batch and not for each "
-             "sample, so that the losses of single clients cannot be told: let the loss compute it from parts with a "
-             "row for each sample, or leave out the sets of single clients and the training loss"]
-        )  # fmt: skip
 
 
 def main_set(task: Task, on: Kind | None, model: FlatModel, samples: Samples) -> tuple[str, Set, Set]:
@@ -149,7 +137,7 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
     """The task without this share of every shard, which becomes the client's held-out part: drawn by key, or, of
     windows of a text, the last ones. What is held out is trained on by nobody: neither a row that several clients have,
     nor a window that has tokens in common with such a one."""
-    text = task.data[0] if isinstance(task.data, tuple) and isinstance(task.data[0], Windows) else None
+    text = text_of(task.data)
     if problems := shard_problems(task.shards, LARGEST if text is None else len(text)):
         raise ConfigError(problems)
     root = keys.key(seed, "hold-out")
@@ -161,7 +149,7 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
         out[shard[np.argsort(places, kind="stable")[:many]]] = True
     kept = [shard[~out[shard]] for shard in shards]
     if text is not None and out.any():
-        clear = apart(text, np.flatnonzero(out))
+        clear = text.clear_of(np.flatnonzero(out))
         kept = [shard[clear[shard]] for shard in kept]
     if not out.any():
         raise ConfigError(
@@ -175,36 +163,43 @@ def holding_out(task: Task, share: float, seed: int) -> Task:
     return replace(task, shards=kept, held_out=[shard[out[shard]] for shard in shards])
 
 
-def apart(text: Windows, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Of each window, whether it shares no token with any of these."""
-    starts, length = text.start.numpy(), text.length or 1
-    taken = np.zeros(2 + int(starts.max()) + length, np.int64)  # by how many more than the place before
-    np.add.at(taken, starts[rows], 1)
-    np.subtract.at(taken, starts[rows] + length, 1)
-    before = np.concatenate([[0], np.cumsum(np.cumsum(taken) > 0)])  # taken tokens in front of each place
-    untouched: npt.NDArray[np.bool_] = before[starts + length] == before[starts]
-    return untouched
-
-
 def leaving_out(task: Task, clients: int, seed: int) -> Task:
-    """The task without so many clients, drawn by key, who never train; those that are left keep their order."""
+    """The task without so many clients, drawn by key, who never train; those that are left keep their order. Of the
+    clients left out, rows that others train on are no part of the set, nor are windows that share a token with one of
+    theirs."""
     if clients >= task.clients:
         raise ConfigError([f"evaluate.unseen = {clients} of {task.clients} clients; leave at least one to train"])
-    order = np.argsort(keys.uniform(keys.fold(keys.key(seed, "unseen"), np.arange(task.clients))), kind="stable")
-    gone = np.sort(order[:clients]).tolist()
+    if task.unseen is not None:
+        raise ConfigError([f"evaluate.unseen = {clients}, but the task has unseen clients; give one of the two"])
+    text = text_of(task.data)
+    if problems := shard_problems(task.shards, LARGEST if text is None else len(text)):
+        raise ConfigError(problems)
+    gone = drawn_clients(clients, task.clients, seed)
     stay = [client for client in range(task.clients) if client not in set(gone)]
     unseen = [np.asarray(task.shards[client], dtype=np.int64) for client in gone]
     trained = np.unique(np.concatenate([np.asarray(task.shards[client], dtype=np.int64) for client in stay]))
-    unseen = [shard[~np.isin(shard, trained)] for shard in unseen]
+    clear = None if text is None else text.clear_of(trained)
+    unseen = [shard[~np.isin(shard, trained) if clear is None else clear[shard]] for shard in unseen]
     if not any(len(shard) for shard in unseen):
-        raise ConfigError(["evaluate.unseen: every sample of those clients is another one's too; take another split"])
-    fields = {"shards": [task.shards[client] for client in stay], "unseen": unseen}
+        shared = "every sample" if text is None else "every window, or a token of it,"
+        raise ConfigError(
+            [f"evaluate.unseen: {shared} of those clients is another one's too; take another split, such as one by "
+             "owner" + ("" if text is None else ", or windows that do not overlap")]
+        )  # fmt: skip
+    fields = {"shards": [task.shards[client] for client in stay], "unseen": unseen, "left_out": gone}
     for name in ("client_tests", "held_out"):
         sets = getattr(task, name)
         fields |= {} if sets is None else {name: [sets[client] for client in stay]}
     if isinstance(task.batch_size, Sequence):
         fields["batch_size"] = [task.batch_size[client] for client in stay]
     return replace(task, **fields)  # type: ignore[arg-type]
+
+
+def drawn_clients(count: int, clients: int, seed: int) -> list[int]:
+    """Return so many of the clients, drawn by key."""
+    order = np.argsort(keys.uniform(keys.fold(keys.key(seed, "unseen"), np.arange(clients))), kind="stable")
+    drawn: list[int] = np.sort(order[:count]).tolist()
+    return drawn
 
 
 def with_metrics(task: Task, asked: Sequence[Any]) -> Task:

@@ -23,7 +23,8 @@ from offbeat.numerics.samples import Samples, Sampling
 from offbeat.numerics.snapshot import Snapshot
 from offbeat.numerics.vector import FlatModel, Loss, copied, lazy, module_problems, of_type
 from offbeat.numerics.windows import Windows
-from offbeat.tasks.inputs import Collate, named_leaves, of_clients, read
+from offbeat.tasks.inputs import named_leaves, of_clients, read, text_of
+from offbeat.tasks.loaders import Collate, selects
 from offbeat.tasks.losses import loss_problems, mixed_types, record_taken
 from offbeat.tasks.task_problems import (
     data_problems,
@@ -55,7 +56,8 @@ class Task:
     `metrics` are further figures by name: one that ships (`offbeat list metrics`), or a function of (outputs, targets)
     of a whole set that gives a number; `metric(more_is_better=...)` lets it be a target. Clients are looked at one by
     one where they have sets of their own: `client_tests[i]` are rows of the test set for client i, `held_out[i]` rows
-    of the data that nobody trains on, `unseen` the shards of clients that never train.
+    of the data that nobody trains on, `unseen` the shards of clients that never train. `left_out` are the numbers of
+    clients that `evaluate.unseen` took away: the others are numbered anew, in their order.
 
     Of a model that torch.compile or nn.DataParallel made, the one inside is taken.
 
@@ -76,6 +78,7 @@ class Task:
     client_tests: Sequence[Any] | None = None
     held_out: Sequence[Any] | None = None
     unseen: Sequence[Any] | None = None
+    left_out: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", unwrapped(self.model))
@@ -150,6 +153,12 @@ class Task:
             if trainable and len(problems) == before:
                 most = self.least_batch or (min(map(len, self.shards)) if kind == "training" else rows)
                 problems += loss_problems(kind, self.model, self.loss, x, y, most, self.record is not None)
+            if (kind == "training" or self.client_tests is not None) and selects(data):
+                rows_of = "shards are" if kind == "training" else "client_tests are"
+                problems.append(
+                    f"the {kind} data is a loader whose sampler selects or orders samples, and {rows_of} row numbers; "
+                    "give the dataset itself, or a list with a loader for each client and no row numbers"
+                )
             problems += self.look_problems(kind, rows) if len(problems) == before else []
         return problems or self.step_problems(dtype)
 
@@ -175,6 +184,13 @@ class Task:
                         mask[np.asarray(part, dtype=np.int64)] = True
                 if len(both := np.flatnonzero(trained & looked_at)):
                     problems.append(f"{name} has row {both[0]}, and {len(both) - 1} more, that clients train on")
+                elif (text := text_of(self.data)) is not None:
+                    clear = text.clear_of(np.flatnonzero(trained))
+                    if len(both := np.flatnonzero(looked_at & ~clear)):
+                        problems.append(
+                            f"{name} has window {both[0]}, and {len(both) - 1} more, with tokens of windows that "
+                            "clients train on; leave such windows out"
+                        )
         return problems
 
     def materialised(self) -> list[str]:
@@ -232,9 +248,10 @@ class Task:
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         if self.batch_norm is None and self.changing.state:
             return trial.changes([f"'{name}'" for name in sorted(self.changing.state)])
+        model, x, y = self.batch(dtype, rows)
+        problems = trial.problems(model, x, y)
         self._untouched.restore()  # the calls before this one may have moved a counter of the loss
-        problems = unseen.problems(*self.batch(dtype, rows), self.model)
-        return trial.problems(*self.batch(dtype, rows)) or problems
+        return problems or unseen.problems(*self.batch(dtype, rows), self.model)
 
     def batch(self, dtype: torch.dtype, rows: Tensor) -> tuple[FlatModel, Any, Any]:
         """The model, and these rows as it is given them."""
@@ -288,6 +305,14 @@ class Task:
     @property
     def clients(self) -> int:
         return len(self.shards) if listed(self.shards) else 1
+
+    @property
+    def client_ids(self) -> list[int] | None:
+        """The number that each client had before others were left out; None where all are there."""
+        if not len(self.left_out):
+            return None
+        ids: list[int] = np.delete(np.arange(self.clients + len(self.left_out)), self.left_out).tolist()
+        return ids
 
     @property
     def batches(self) -> tuple[int, ...] | None:
@@ -382,6 +407,8 @@ class Task:
                 break
         else:
             kinds = Kinds(trial.norm_buffers(self.model))
+        if self.batch_norm is not None:
+            kinds = Kinds(kinds.state | kinds.cache)
         constant = names - kinds.state - kinds.cache
         if self.batch_norm is not None and constant and not self._can_be_batched(kinds, rows):
             return Kinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later

@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 
 from offbeat.errors import in_words, unknown
+from offbeat.numerics.evaluation import PERCENTILES, SPEEDS
 from offbeat.numerics.forked import forked
 from offbeat.numerics.forms import Tree, called, rows_of, scores_in
 from offbeat.numerics.metrics import METRICS
@@ -26,6 +27,8 @@ COLUMNS = (
     "commit", "virtual_seconds", "client_steps", "samples", "bytes_up", "bytes_down", "bytes_d2d", "staleness_mean",
     "commits", "seconds",
 )  # fmt: skip
+
+HEADS = ("own", "held_out", "unseen", "shard")  # of columns of single clients
 
 
 def unwrapped(model: Any) -> Any:
@@ -240,6 +243,14 @@ def tried(model: nn.Module, x: Tree) -> Any:
         return called(model, fitting(rows_of(x, slice(2)), parameter))  # and may change its input
 
 
+def of_clients(name: str, metrics: Mapping[Any, Any]) -> bool:
+    """Return whether a name is that of a column of single clients: HEAD_METRIC_mean and the like."""
+    ends = ("mean", "worst", *(f"p{each}" for each in PERCENTILES), *SPEEDS)
+    head = next((head for head in HEADS if name.startswith(f"{head}_")), None)
+    body, _, end = name.removeprefix(f"{head}_").rpartition("_")
+    return head is not None and end in ends and body in ("loss", "accuracy", *metrics)
+
+
 def metric_problems(metrics: Any) -> list[str]:
     """What is wrong with a table of metrics."""
     if not isinstance(metrics, Mapping):
@@ -248,7 +259,7 @@ def metric_problems(metrics: Any) -> list[str]:
     for name, given in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
             problems.append(f"metrics has the name {in_words(name)}; a name has letters, digits, - and _")
-        elif name in (*COLUMNS, "loss", "training_loss") or name.endswith("_smoothed"):
+        elif name in (*COLUMNS, "loss", "training_loss") or name.endswith("_smoothed") or of_clients(name, metrics):
             problems.append(f"metrics: the name '{name}' is taken; choose another")
         elif isinstance(given, str) and given not in METRICS:
             problems.append(f"metrics: {name}: {unknown('metric', given, METRICS)}")

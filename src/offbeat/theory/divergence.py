@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from offbeat.errors import ConfigError
 from offbeat.keys import key, unsigned
 from offbeat.theory.gauge import Gauge
+
+BATCHES = 32  # of each client, where no number is given
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,11 @@ def divergence(gauge: Gauge, x: Tensor, clusters: Sequence[Sequence[int]] = ()) 
 
 @dataclass(frozen=True)
 class Noise:
-    """sigma^2 of one sample's gradient about its client's, by client, from so many samples of each."""
+    """sigma^2 of the gradient of one sample, or of a batch of `batch`, about its client's, by client."""
 
     of_clients: tuple[float, ...]
     errors: tuple[float, ...]  # standard errors; 0 where the whole shard was looked at
+    batch: int | None = None  # None: of one sample
 
     @property
     def largest(self) -> float:
@@ -94,10 +98,11 @@ class Noise:
         return float(np.sqrt(np.square(self.errors).sum())) / len(self.errors)
 
 
-def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
+def noise(gauge: Gauge, x: Tensor, most: int | None = 32, batch: int | None = None) -> Noise:
     """sigma_i^2 = E |grad loss(x; sample) - grad F_i(x)|^2 over a client's samples, at most so many of them.
 
-    A batch of b independent samples has sigma^2 / b (DLSGD's and FedBuff's sigma-hat)."""
+    A batch of b independent samples has sigma^2 / b (DLSGD's and FedBuff's sigma-hat), where its loss is the mean of
+    the losses of its samples. Where it is not, the noise is that of batches of `batch`, drawn with replacement."""
     lonely = [client for client, size in enumerate(gauge.whole.sizes) if size < 2]
     if lonely:
         more = f" and {len(lonely) - 1} more" if lonely[1:] else ""
@@ -107,6 +112,8 @@ def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
                 "noise out, or give such clients more samples"
             ]
         )
+    if not gauge.of_samples:
+        return noise_of_batches(gauge, x, most or BATCHES, batch)
     variances, errors = [], []
     for clients in gauge.groups():
         centres = gauge.gradients(x, clients)
@@ -122,6 +129,35 @@ def noise(gauge: Gauge, x: Tensor, most: int | None = 32) -> Noise:
             variances.append(unbiased * float(every.mean()))
             errors.append(0.0 if len(every) == shard else float(every.std() / len(every) ** 0.5))
     return Noise(tuple(variances), tuple(errors))
+
+
+def noise_of_batches(gauge: Gauge, x: Tensor, many: int, batch: int | None) -> Noise:
+    """Return E |grad of a batch - grad F_i|^2 of each client, from so many batches."""
+    if batch is None:
+        raise ConfigError(
+            [
+                "the loss of a batch is not the mean of the losses of its samples (weights of classes, ignored labels, "
+                "a loss over the batch), so the noise of one sample says nothing of batches; give a batch_size"
+            ]
+        )
+    variances, errors = [], []
+    for clients in gauge.groups():
+        centres, who = gauge.gradients(x, clients), clients.tolist()
+        rows = torch.stack([drawn(gauge, client, many, batch) for client in who], dim=1)
+        squares = [(gauge.batches(x, clients, part, k) - centres).square().sum(1) for k, part in enumerate(rows)]
+        for client, every in zip(who, torch.stack(squares, dim=1).double(), strict=True):
+            looked, shard = gauge.whole.sizes[client], gauge.samples.sizes[client]
+            variances.append((1.0 if looked == shard else looked / (looked - 1)) * float(every.mean()))
+            errors.append(float(every.std() / many**0.5) if many > 1 else math.inf)
+    return Noise(tuple(variances), tuple(errors), batch)
+
+
+def drawn(gauge: Gauge, client: int, many: int, batch: int) -> Tensor:
+    """Return rows `[many, batch]` of batches of a client, drawn with replacement."""
+    first, size = int(gauge.whole.first[client]), gauge.whole.sizes[client]
+    rng = np.random.default_rng(unsigned(key(gauge.seed, "noise", client)))
+    rows = gauge.whole.order[first : first + size]
+    return rows[torch.from_numpy(rng.integers(0, size, (many, batch))).to(rows.device)]
 
 
 def sampled(gauge: Gauge, client: int, most: int | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from offbeat.keys import key, unsigned
 from offbeat.numerics import buffers, local, wave
+from offbeat.numerics.evaluation import TRIED, at_once, groups, numbers_of_each, outputs_of
+from offbeat.numerics.outputs import mapped
 from offbeat.numerics.samples import Samples
+from offbeat.numerics.set_loss import losses_of_sets
 from offbeat.numerics.vector import FlatModel
 from offbeat.records import Begun
 
@@ -20,7 +24,8 @@ PIECE = 128  # samples of a client that are looked at in one go
 
 @dataclass
 class Gauge:
-    """The clients of f = mean of the F_i. Each F_i is over its shard, or over `most` samples of it, drawn once.
+    """The clients of f = mean of the F_i. Each F_i is over its shard, or over `most` samples of it, drawn once; where
+    the loss of a batch is not the mean of the losses of its samples, in one batch.
 
     A group of `limit` clients is computed together; nothing holds more gradients than that. `looked` counts samples.
     With `batch` every gradient is of a fresh batch of so many samples of each client, drawn with replacement: what
@@ -40,11 +45,15 @@ class Gauge:
     batch: int | None = None
     draws: int = 0  # batches drawn so far
     whole: Samples = field(init=False)
+    of_samples: bool = field(init=False)  # the loss of a batch is the mean of the losses of its samples
 
     def __post_init__(self) -> None:
         buffers.require(self.model.ruled)
         looked_at = fewer(self.samples, self.most, self.seed)
-        self.whole = replace(looked_at, batch=min(PIECE, max(looked_at.sizes)))
+        self.whole = replace(looked_at, batch=max(looked_at.sizes))
+        self.of_samples = is_of_samples(self.model, self.whole)
+        if self.of_samples:
+            self.whole = replace(self.whole, batch=min(PIECE, self.whole.width))
         self.problem = wave.Problem(self.model, self.whole, local.sgd(1.0), self.seed)
 
     @property
@@ -136,12 +145,55 @@ class Gauge:
         outcome = wave.wave(problem, {"model": x.expand(len(jobs), -1)}, jobs, self.advance)
         return x - outcome.updates["delta"]
 
+    def batches(self, x: Tensor, clients: Tensor, rows: Tensor, number: int) -> Tensor:
+        """Return gradients `[n, d]` of batches `[n, b]` of clients, given by rows of the data."""
+        self.looked += rows.numel()
+        inputs, targets = self.samples.batch_of(rows)
+        noise = wave.full_noise(self.problem, clients, torch.full_like(clients, -1 - number))
+        return self.model.gradient(x.expand(len(rows), -1), inputs, targets, noise)[1]
+
     def single(self, x: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
         """Gradients `[n, d]` of single samples, given by rows of the data."""
         self.looked += len(rows)
         inputs, targets = self.samples.batch_of(rows[:, None])
         noise = wave.full_noise(self.problem, clients, rows)
         return self.model.gradient(x.expand(len(rows), -1), inputs, targets, noise)[1]
+
+
+@torch.no_grad()
+def is_of_samples(model: FlatModel, samples: Samples) -> bool:
+    """Return whether the loss of each client's samples is the mean of their losses one by one.
+
+    It is not with weights of classes, ignored labels, or outputs or losses that mix the samples of a batch. Outputs are
+    those of the first model with noise added, because losses that are all the same show no difference.
+    """
+    flat, generator = model.initial(), torch.Generator().manual_seed(0)
+
+    def moved(part: Any) -> Any:
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            return part
+        noise = torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part)
+        return part + noise * part.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp(min=1.0)
+
+    try:
+        if numbers_of_each(model, samples.x, samples.first_rows(TRIED)) is None:
+            return False
+        pieces = [min(PIECE, size - begin) for size in samples.sizes for begin in range(0, size, PIECE)]
+        for group, begin, end in groups(pieces, at_once(model, samples.x)):
+            rows, sizes = samples.order[begin:end], pieces[group.start : group.stop]
+            targets = model.targets(samples.y[rows])
+            outputs = mapped(moved, outputs_of(model, flat, samples.x, rows))
+            wholes = losses_of_sets(model.mean_loss, outputs, targets, sizes)
+            ones = losses_of_sets(model.mean_loss, outputs, targets, [1] * len(rows))
+            means = torch.stack([part.mean() for part in torch.split(ones, sizes)])
+            near = 100 * torch.finfo(model.dtype).eps
+            if not torch.allclose(means, wholes, rtol=near, atol=near * float(ones.abs().mean())):
+                return False
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a model or a loss of one's own that takes no single sample
+        return False
+    return True
 
 
 def fewer(samples: Samples, most: int | None, seed: int) -> Samples:

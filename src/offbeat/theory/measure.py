@@ -140,11 +140,16 @@ def measure(
     clusters = built.fleet.clusters
     apart = divergence(gauge, x, [cluster.members for cluster in clusters.each] if clusters else ())
     sigma = None
+    batch = built.task.least_batch  # FedBuff: all batches are of b samples at least
     try:
-        sigma = noise(gauge, x, effort.noise_samples)
+        sigma = noise(gauge, x, effort.noise_samples, batch)
     except ConfigError as error:
         notes += error.problems
-    batch = built.task.least_batch  # FedBuff: all batches are of b samples at least
+    if sigma is not None and sigma.batch is not None:
+        notes.append(
+            "the loss of a batch is not the mean of the losses of its samples (weights of classes, ignored labels, a "
+            f"loss over the batch): the noise is that of batches of {sigma.batch}, and not of single samples"
+        )
     readings = readings_of(path, powers, apart, sigma, batch, clusters.rho_max if clusters else None)
     plan = schedule_of(built, effort.commits)
     losses = gauge.values(x)

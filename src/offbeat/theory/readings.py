@@ -118,12 +118,13 @@ def noises(sigma: Noise, batch: int | None, slope: float) -> list[Reading]:
                    "noise of a single sample's gradient")  # fmt: skip
     if batch is None:
         return [each]
-    value = sigma.largest / batch
+    value = sigma.largest / (batch if sigma.batch is None else 1)
     said = "noise of a step outweighs its direction" if value > slope**2 else "a step's direction outweighs its noise"
-    return [
-        each,
-        Reading("sigma2_batch", f"sigma^2 / {batch}", value, None, None, "one batch, largest of the clients", said),
-    ]
+    symbol, how = f"sigma^2 / {batch}", "one batch, largest of the clients"
+    if sigma.batch is not None:
+        symbol, how = f"sigma^2 of {batch}", f"batches of {batch} as they are drawn, largest of the clients"
+    of_batch = Reading("sigma2_batch", symbol, value, None, None, how, said)
+    return [each, of_batch] if sigma.batch is None else [of_batch]
 
 
 def verdict(readings: Sequence[Reading]) -> str:

@@ -1,0 +1,473 @@
+"""Models that once trained to wrong numbers without a message, against a plain PyTorch loop.
+
+Each is equal to the loop, or is refused with a sentence. Nothing here imports `offbeat.numerics`.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from offbeat import ConfigError, Experiment, Task, run
+from offbeat.errors import OffbeatError
+
+X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(40) // 4 % 4
+SHARDS = [range(i, 40, 4) for i in range(4)]
+STEPS, RATE, COMMITS = 3, 0.3, 4
+RULES = ("averaged", "local", "batch")
+MODES = ("wave", "reference")
+
+
+class Model(nn.Module):
+    """Two layers, parts of its own, and a function that computes with them."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], parts: Callable[[Any], None] | None = None) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.compute, self.a, self.b = forward, nn.Linear(5, 6), nn.Linear(6, 4)
+            if parts is not None:
+                parts(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, x)
+
+
+def plain(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.tanh(m.a(x)))
+
+
+# ---- the two sides ------------------------------------------------------------------------------
+def looped(make: Callable[[], nn.Module], loss: Any, rule: str | None) -> dict[str, Tensor]:
+    """Local SGD of all clients on whole shards, written out: a model per job, `backward()`, the rule for buffers."""
+    state = copy.deepcopy(make().double().state_dict())
+    initial, buffers = copy.deepcopy(state), {name for name, _ in make().named_buffers()}
+    own: list[dict[str, Tensor]] = [initial] * len(SHARDS)
+    for _ in range(COMMITS):
+        ends = []
+        for client, shard in enumerate(SHARDS):
+            model = make().double().train()
+            start = {"averaged": state, "local": own[client]}.get(str(rule), initial)
+            model.load_state_dict({name: start[name] if name in buffers else state[name] for name in state})
+            optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+            for _ in range(STEPS):
+                optimiser.zero_grad()
+                loss(model(X[shard]), Y[shard]).backward()
+                optimiser.step()
+            ends.append(copy.deepcopy(model.state_dict()))
+        own = ends
+        for name in state:
+            each = torch.stack([end[name] for end in ends])
+            mean = each.mean(0) if each.is_floating_point() else each.amax(0)
+            state[name] = mean if rule == "averaged" or name not in buffers else initial[name]
+    return state
+
+
+def trained(make: Callable[[], nn.Module], loss: Any, rule: Any, mode: Any) -> Any:
+    task = Task(make(), loss, (X, Y), SHARDS, batch_size=None, batch_norm=rule)
+    method = {"name": "local-sgd", "n": None, "local_steps": STEPS, "client_lr": RATE}
+    until = {"commits": COMMITS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return run(
+            Experiment(
+                method=method, task=task, fleet="equal", until=until, device="cpu", precision="float64", mode=mode
+            )
+        )
+
+
+def check(
+    make: Callable[[], nn.Module], mode: str, loss: Any = functional.cross_entropy, rule: str | None = None
+) -> Any:
+    """Whether a run ends where the plain loop does, parameter for parameter, relative to how far each moved."""
+    want, outcome, start = looped(make, loss, rule), trained(make, loss, rule, mode), make().double().state_dict()
+    for name, value in want.items():
+        moved = float((value.double() - start[name].double()).norm())
+        gap = float((outcome.model[name].double() - value.double()).norm())
+        assert gap <= 1e-10 * moved + 1e-14, f"{name}: {gap:.2g} of {moved:.2g}"
+    return outcome
+
+
+# ---- 1: what is kept for later ------------------------------------------------------------------
+def latent(m: Any) -> None:
+    m.latent, m.first, m.second = nn.Parameter(0.1 * torch.randn(8, 64)), nn.Linear(64, 64), nn.Linear(64, 6)
+
+
+USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "itself": lambda m, x: m.first(m.latent),
+    "a view": lambda m, x: m.first(m.latent[2:5]),
+    "expanded": lambda m, x: m.first(m.latent[0].expand(len(x), 64)),
+    "transposed": lambda m, x: functional.linear(m.first.weight.T, m.first.weight),
+    "a slope": lambda m, x: m.first(m.latent) * m.latent,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("use", USES)
+def test_layers_whose_input_is_a_parameter(use: str, mode: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.b(torch.tanh(m.a(x)) + m.second(torch.tanh(USES[use](m, x))).mean(0))
+
+    assert check(lambda: Model(forward, latent), mode).result["rung"] == ("captured" if mode == "wave" else mode)
+
+
+# ---- 2, 3: what a wave does not show to the module --------------------------------------------------
+def penalty(m: Any, x: Tensor) -> Tensor:
+    own = sum(p.square().sum() for p in m.parameters() if p.requires_grad)
+    return plain(m, x) + own * torch.tensor([0.0, 1e-4, 0.0, 0.0])
+
+
+def asks_output(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(2 * h if h.requires_grad else h)
+
+
+def asks_history(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    if h.grad_fn is not None:
+        h.grad_fn.register_prehook(lambda gradients: tuple(3 * g for g in gradients))
+    return m.b(h)
+
+
+def asks_class(m: Any, x: Tensor) -> Tensor:
+    return plain(m, x) * (2 if isinstance(m.a.weight, nn.Parameter) else 1)
+
+
+def five_times(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.mul_(5)
+
+
+def hook_after(m: Any) -> None:
+    m.a.weight.register_post_accumulate_grad_hook(five_times)
+
+
+def hook_before(m: Any) -> None:
+    m.a.weight.register_hook(lambda gradient: 5 * gradient)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("forward", "parts", "reason"),
+    [
+        (penalty, None, "in a wave"),
+        (asks_output, None, "in a wave the loss differs"),
+        (asks_history, None, "in a wave the gradient of 'a."),
+        (asks_class, None, "in a wave the loss differs"),
+        (plain, hook_after, "parameter 'a.weight' has a hook on its gradient"),
+        (plain, hook_before, "parameter 'a.weight' has a hook on its gradient"),
+    ],
+)
+def test_models_that_ask_whether_they_are_trained_run_by_the_reference_loop(
+    forward: Any, parts: Any, reason: str, mode: str
+) -> None:
+    result = check(lambda: Model(forward, parts), mode).result
+    assert result["rung"] == "reference"
+    if mode == "wave":
+        assert reason in result["notes"][0]
+
+
+def test_a_loss_that_asks_for_gradients_runs_by_the_reference_loop() -> None:
+    def loss(z: Tensor, t: Tensor) -> Tensor:
+        return functional.cross_entropy(z * (2 if z.requires_grad else 1), t)
+
+    assert check(lambda: Model(plain), "wave", loss).result["rung"] == "reference"
+
+
+# ---- 4: normalisations --------------------------------------------------------------------------
+class OwnNorm(nn.BatchNorm1d):
+    """A normalisation with a forward of its own, whose output depends on its running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            with torch.no_grad():
+                self.running_mean += 0.2 * (x.mean(0) - self.running_mean)
+                self.running_var += 0.2 * (x.var(0) - self.running_var)
+                self.num_batches_tracked += 2
+            mean, var = x.mean(0), x.var(0)
+        return (x - mean) / (var + 0.1).sqrt() * self.weight + self.bias + 0.1 * self.running_mean
+
+
+def normalised(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.tanh(m.norm(m.a(x))))
+
+
+def without_gradient(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    with torch.no_grad():
+        target = m.norm(2 * h)
+    return m.b(torch.tanh(m.norm(h) + target))
+
+
+def detached(m: Any, x: Tensor) -> Tensor:
+    return plain(m, x) + 0 * m.norm(m.a(x)).detach().sum()
+
+
+def at_rest(m: Any, x: Tensor) -> Tensor:
+    m.norm.eval()
+    return normalised(m, x)
+
+
+def part(make: Callable[[], nn.Module]) -> Callable[[Any], None]:
+    return lambda m: setattr(m, "norm", make())
+
+
+NORMS: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
+    "plain": (normalised, lambda: nn.BatchNorm1d(6)),
+    "own forward": (normalised, lambda: OwnNorm(6)),
+    "momentum 0": (normalised, lambda: nn.BatchNorm1d(6, momentum=0.0)),
+    "momentum none": (normalised, lambda: nn.BatchNorm1d(6, momentum=None)),
+    "under no_grad": (without_gradient, lambda: nn.BatchNorm1d(6)),
+    "detached": (detached, lambda: nn.BatchNorm1d(6)),
+    "eval in forward": (at_rest, lambda: nn.BatchNorm1d(6)),
+    "of instances": (
+        lambda m, x: m.b(torch.tanh(m.norm(m.a(x).reshape(-1, 2, 3)).flatten(1))),
+        lambda: nn.InstanceNorm1d(2, track_running_stats=True, affine=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", NORMS)
+def test_normalisations(name: str, rule: str, mode: str) -> None:
+    forward, make = NORMS[name]
+    check(lambda: Model(forward, part(make)), mode, rule=rule)
+
+
+# ---- 5: buffers that change ---------------------------------------------------------------------
+def reassigned(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.mean = 0.9 * m.mean + 0.1 * h.detach().mean(0)
+    return m.b(torch.tanh(h - m.mean))
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+    return m.b(torch.tanh(h - m.mean))
+
+
+def counted(m: Any, x: Tensor) -> Tensor:
+    m.count += 1
+    return plain(m, x) / (1 + 0.1 * m.count)
+
+
+def flagged(m: Any, x: Tensor) -> Tensor:
+    m.flag |= True
+    return plain(m, x) * torch.where(m.flag, 2.0, 1.0)
+
+
+def of_rare_samples(m: Any, x: Tensor) -> Tensor:
+    """Only one client has such a batch."""
+    m.mean = torch.where(x[0, 0] == X[2, 0], m.mean + 1.0, m.mean)
+    return m.b(torch.tanh(m.a(x) - m.mean))
+
+
+def of_rare_samples_in_python(m: Any, x: Tensor) -> Tensor:
+    if x[0, 0] == X[2, 0]:
+        m.mean = m.mean + 1.0
+    return m.b(torch.tanh(m.a(x) - m.mean))
+
+
+def buffer(name: str, value: Tensor) -> Callable[[Any], None]:
+    return lambda m: m.register_buffer(name, value.clone())
+
+
+MEAN = buffer("mean", torch.zeros(6))
+BUFFERS: dict[str, tuple[Any, Any]] = {
+    "reassigned": (reassigned, MEAN),
+    "in place": (in_place, MEAN),
+    "a counter": (counted, buffer("count", torch.zeros((), dtype=torch.int64))),
+    "a flag": (flagged, buffer("flag", torch.zeros((), dtype=torch.bool))),
+    "rare": (of_rare_samples, MEAN),
+    "rare, in Python": (of_rare_samples_in_python, MEAN),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_that_change_follow_the_rule(name: str, rule: str, mode: str) -> None:
+    forward, parts = BUFFERS[name]
+    check(lambda: Model(forward, parts), mode, rule=rule)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_without_a_rule_they_are_refused(name: str, mode: str) -> None:
+    forward, parts = BUFFERS[name]
+    with pytest.raises((ConfigError, OffbeatError), match=r"the model changes '(mean|count|flag)' while it trains"):
+        trained(lambda: Model(forward, parts), functional.cross_entropy, None, mode)
+
+
+def flagged_once(m: Any, x: Tensor) -> Tensor:
+    z = plain(m, x) * torch.where(m.flag, 2.0, 1.0)
+    m.flag = torch.ones_like(m.flag)
+    return z
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_flag_that_is_read_before_it_is_set_is_state(mode: str) -> None:
+    flag = buffer("flag", torch.zeros((), dtype=torch.bool))
+    check(lambda: Model(flagged_once, flag), mode, rule="averaged")
+    with pytest.raises(ConfigError, match="the model changes 'flag' while it trains"):
+        trained(lambda: Model(flagged_once, flag), LOSS, None, mode)
+
+
+def test_a_buffer_that_a_later_client_changes_is_noticed() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if x[0, 0] == X[2, 0]:
+            m.mean = m.mean + 1.0
+        return m.b(torch.tanh(m.a(x) - m.mean))
+
+    with pytest.raises(OffbeatError, match=r"though not in its first step.*by batch_norm = 'batch', 'local' or 'aver"):
+        trained(lambda: Model(forward, MEAN), LOSS, None, "wave")
+    check(lambda: Model(forward, MEAN), "wave", rule="local")
+
+
+def cached(m: Any, x: Tensor) -> Tensor:
+    m.mask = torch.ones(6, dtype=x.dtype)
+    return m.b(torch.tanh(m.a(x) * m.mask))
+
+
+@pytest.mark.parametrize("rule", [None, "averaged"])
+def test_a_buffer_that_is_made_anew_at_every_call_needs_no_rule(rule: str | None) -> None:
+    check(lambda: Model(cached, buffer("mask", torch.zeros(6))), "wave", rule=rule)
+
+
+# ---- 5: state in Python ---------------------------------------------------------------------------
+class Box:
+    n = 0
+
+
+def late(count: Any) -> Any:
+    return 1 if count < 7 else 3
+
+
+def in_list(m: Any, x: Tensor) -> Tensor:
+    m.kept[0] += 1
+    return plain(m, x) * late(m.kept[0])
+
+
+def in_nested(m: Any, x: Tensor) -> Tensor:
+    m.kept["n"][0] += 1
+    return plain(m, x) * late(m.kept["n"][0])
+
+
+def in_length(m: Any, x: Tensor) -> Tensor:
+    m.kept.append(1)
+    return plain(m, x) * late(len(m.kept))
+
+
+def in_tensor(m: Any, x: Tensor) -> Tensor:
+    m.kept += 1
+    return plain(m, x) * torch.where(m.kept < 7, 1.0, 3.0)
+
+
+def in_object(m: Any, x: Tensor) -> Tensor:
+    m.kept.n += 1
+    return plain(m, x) * late(m.kept.n)
+
+
+KEPT: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "list": (in_list, lambda: [0]),
+    "nested": (in_nested, lambda: {"n": [0]}),
+    "length": (in_length, list),
+    "tensor": (in_tensor, lambda: torch.zeros(())),
+    "object": (in_object, Box),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", KEPT)
+def test_state_in_python_is_refused(name: str, mode: str) -> None:
+    forward, value = KEPT[name]
+    with pytest.raises(
+        ConfigError, match=r"the model keeps '(kept|n)' from call to call, and its loss depends on that"
+    ):
+        trained(lambda: Model(forward, lambda m: setattr(m, "kept", value())), LOSS, None, mode)
+
+
+class CountingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def forward(self, z: Tensor, t: Tensor) -> Tensor:
+        self.n += 1
+        return functional.cross_entropy(z, t) * late(self.n)
+
+
+def closed_over() -> Any:
+    state = {"n": 0}
+
+    def loss(z: Tensor, t: Tensor) -> Tensor:
+        state["n"] += 1
+        return functional.cross_entropy(z, t) * late(state["n"])
+
+    return loss
+
+
+@pytest.mark.parametrize("make", [CountingLoss, closed_over])
+def test_state_in_a_loss_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match="of the loss"):
+        trained(lambda: Model(plain), make(), None, "wave")
+
+
+def logged(m: Any, x: Tensor) -> Tensor:
+    m.log.append(len(x))
+    m.last = x
+    return plain(m, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_state_that_nothing_depends_on_is_left_alone(mode: str) -> None:
+    check(lambda: Model(logged, lambda m: setattr(m, "log", [])), mode)
+
+
+def test_an_attribute_that_one_client_changes_is_noticed() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if x[0, 0] == X[2, 0]:
+            m.scale = 3.0
+        return plain(m, x) * m.scale
+
+    with pytest.raises(OffbeatError, match=r"client 2, version 0: the model or its loss changed 'scale'"):
+        trained(lambda: Model(forward, lambda m: setattr(m, "scale", 1.0)), LOSS, None, "wave")
+
+
+# ---- 6, 7 -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", MODES)
+def test_as_strided_with_an_offset_reads_its_own_parameter(mode: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.b(functional.linear(m.a(x), m.inner.weight.as_strided((6, 6), (1, 6), 0)))
+
+    def parts(m: Any) -> None:
+        m.inner, m.behind = nn.Linear(6, 6), nn.Linear(9, 9)
+
+    check(lambda: Model(lambda m, x: forward(m, x) + 0 * m.behind.weight.sum(), parts), mode)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_moving_average_on_a_plain_attribute(used: bool) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.mean = 0.9 * getattr(m, "mean", 0 * x[0]) + 0.1 * x.mean(0)
+        return plain(m, x - m.mean if used else x)
+
+    if used:
+        with pytest.raises(ConfigError, match="the model keeps 'mean' from call to call"):
+            trained(lambda: Model(forward), LOSS, None, "wave")
+    else:
+        check(lambda: Model(forward), "wave")
+
+
+LOSS = functional.cross_entropy
