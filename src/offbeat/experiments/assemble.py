@@ -135,7 +135,7 @@ class Built:
         if last is None and "commits" in until:
             last = int(until["commits"])
         ahead = max(256, AHEAD * self.task.clients)
-        memory = bool(self.method.what.local.remembers)
+        memory = bool(self.method.what.local.remembers) or self.task.batch_norm == "local"  # clients keep buffers
         return Horizon(driver, min(ahead, 8192), last, until.get("virtual_seconds"), memory)
 
 
