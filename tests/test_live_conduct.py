@@ -46,7 +46,7 @@ class Alone:
         self.land()
 
     def start(self) -> None:
-        self.begun = Begun(0, self.run.guard.numbers[0], self.run.server.version, 2)
+        self.begun = Begun(0, self.run.guard.numbers[0], self.run.server.version, 2, self.run.guard.steps[0])
         self.run.tell(self.begun)
 
     def land(self, value: float = 0.01) -> None:
@@ -54,7 +54,7 @@ class Alone:
         buffer = self.run.up.pack(vectors, lambda place: place)
         self.run.tell(Finished(*self.begun[:2]))
         write_payload(self.journal.payload(*self.begun[:2]), buffer)
-        self.run.arrive(Arrived(*self.begun), self.run.up.unpack(buffer, torch.device("cpu")))
+        self.run.arrive(Arrived(*self.begun[:4]), self.run.up.unpack(buffer, torch.device("cpu")))
 
     def killed(self) -> None:
         """What is durable stays, and nothing else is written."""
@@ -155,7 +155,7 @@ def test_two_updates_for_one_job_at_once_are_one(tmp_path: Path) -> None:
         for value in (0.01, 0.02):
             session = Session(0, "", Peer(None, 0, None, ""), Outlet(lambda frame: asyncio.sleep(0)))
             buffer = bytes(run.up.pack({n: torch.full((run.up.dimension,), value) for n in run.up.vectors}, int))
-            opening = Update("run", run.epoch, *alone.begun[1:], len(buffer))
+            opening = Update("run", run.epoch, *alone.begun[1:4], len(buffer))
             server.intake.open(session, opening)
             for piece in chunks(memoryview(buffer)):
                 server.intake.add(session, piece)

@@ -39,7 +39,7 @@ from offbeat.stages import received
 from offbeat.tasks.looks import Looks, Watch
 from offbeat.tasks.task import Task
 
-FORMAT = 4  # of a checkpoint's facts
+FORMAT = 5  # of a checkpoint's facts
 
 
 class Done(NamedTuple):

@@ -56,9 +56,10 @@ class VirtualClock:
     """Iterate to get the rows. Stops when nothing can happen any more; a run stops earlier by not asking on."""
 
     __slots__ = (
-        "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor",
-        "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "newest", "now", "offered", "offers", "outbox",
-        "overlaps", "own", "policy", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens", "waiting",
+        "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "done", "durations",
+        "floor", "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "newest", "now", "offered", "offers",
+        "outbox", "overlaps", "own", "policy", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
@@ -86,6 +87,7 @@ class VirtualClock:
         self.kept = 8  # versions above the floor when it was last looked for
         # What each client has in hand.
         self.jobs = [0] * clients  # begun so far; the next job's number
+        self.done = [0] * clients  # local steps of the jobs that it has finished
         self.seen = [-1] * clients  # the newest version it trained from
         self.delivered = [-1] * clients  # the newest version whose update has reached the server
         self.tokens: Counter[int] = Counter()  # raised when a client's work is cancelled; older entries are void
@@ -131,7 +133,7 @@ class VirtualClock:
         `on_arrival` and `obey` for these stands in one loop, because a million clients pay for every call."""
         rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
         jobs, seen, delivered, busy, token_of = self.jobs, self.seen, self.delivered, self.busy, self.tokens.get
-        away, offers, inbox, clients = self.away, self.offers, self.inbox, len(self.jobs)
+        done, away, offers, inbox, clients = self.done, self.away, self.offers, self.inbox, len(self.jobs)
         takes, arrived, own = self.takes, self.conductor.arrived, self.own
         download, compute, failure, upload = takes.download, takes.compute, takes.failure, takes.upload
         fixed = isinstance(takes, SteadyInTicks)
@@ -141,9 +143,10 @@ class VirtualClock:
         for tick, action, what, token in agenda:
             now = tick / per_second
             if action is COMPUTED:
-                client, number, _, _ = what
+                client, number, _, steps = what
                 if busy[client] is not what:
                     continue  # it was cancelled
+                done[client] += steps
                 rows.append((now, record(Finished, (client, number))))
                 entry = (tick + (up[client] if fixed else upload(client, number)), ARRIVAL, what, token)
             elif action is ARRIVAL:
@@ -186,7 +189,7 @@ class VirtualClock:
                 if not steps:
                     steps = own(client, number)
                 busy[client] = job = (client, number, version, steps)
-                rows.append((now, record(Begun, job)))
+                rows.append((now, record(Begun, (client, number, version, steps, done[client]))))
                 if fixed:
                     exact = step[client] * steps
                     entry = (tick + ((exact + nearest - nearest) or exact > 0.0), COMPUTED, job, token)
@@ -320,7 +323,7 @@ class VirtualClock:
         self.jobs[client] = number + 1
         self.seen[client] = version
         self.busy[client] = job = (client, number, version, steps)
-        self.say((self.now, record(Begun, job)))
+        self.say((self.now, record(Begun, (client, number, version, steps, self.done[client]))))
         lost = takes.failure(client, number, steps)
         if lost is None:
             self.put((tick + takes.compute(client, number, steps), COMPUTED, job, token))
@@ -328,9 +331,10 @@ class VirtualClock:
             self.put((tick + lost, FAILURE, client, token))
 
     def on_computed(self, job: Work, token: int) -> None:
-        client, number, _, _ = job
+        client, number, _, steps = job
         if token != self.tokens[client]:
             return
+        self.done[client] += steps
         now = self.now
         self.say((now, record(Finished, (client, number))))
         if self.in_turn:
