@@ -18,10 +18,12 @@ from offbeat.live.door import Options
 from offbeat.live.journal import Journal, write_payload
 from offbeat.live.live_server import LiveServer
 from offbeat.live.outlet import Outlet
+from offbeat.live.serve import gone_on_with
 from offbeat.live.sessions import Session
 from offbeat.live.transport import Peer
 from offbeat.live.wire import Accepted, End, Update, chunks, digest
 from offbeat.records import Arrived, Begun, Commit, Finished
+from offbeat.runs.manifest import Manifest
 
 FEDASYNC = {"name": "fedasync", "local_steps": 2, "client_lr": 0.1}
 
@@ -187,3 +189,23 @@ def test_a_run_whose_clients_are_all_shut_out_says_so(tmp_path: Path) -> None:
         options = Options(limits=Limits(offences=offences))
         again = LiveServer(alone.built, Alone(tmp_path).run, options, "run")
         assert bool(again.checks.of(0).shut_out) == shut
+
+
+def test_a_job_that_was_finished_unheard_is_finished_when_the_next_begins(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    alone.begin()
+    alone.start()
+    server = LiveServer(alone.built, alone.run, Options(), "run")
+    assert alone.run.place(0) == (-1, 1, 0)
+    assert not server.accepts(Begun(0, 1, 0, 2, 1))  # no place at which a job of this client can begin
+    assert alone.run.place(0) == (-1, 1, 0)
+    server.accepts(Begun(0, 1, 0, 2, 2))
+    assert alone.run.place(0) == (0, 1, 2)
+    alone.killed()
+    assert Alone(tmp_path).run.place(0) == (0, 1, 2)
+
+
+def test_a_live_run_of_an_older_version_is_not_continued(tmp_path: Path) -> None:
+    Manifest(format=3).write(tmp_path)
+    with pytest.raises(OffbeatError, match="was begun by an older Offbeat"):
+        gone_on_with(tmp_path, Experiment(method="fedbuff"))
