@@ -166,12 +166,8 @@ class VirtualClock:
                         if version != self.newest or steps < 0 or not 0 <= started < clients:
                             require_fit(self.policy, now, command, clients, self.newest)
                         wait = down[started] if fixed else download(started, jobs[started])
-                        entry = (
-                            tick + wait,
-                            DELIVERY,
-                            (started, version, steps),
-                            token_of(started, 0) if tokens else 0,
-                        )
+                        raised = token_of(started, 0) if tokens else 0
+                        entry = (tick + wait, DELIVERY, (started, version, steps), raised)
                         if entry[0] < agenda.until:
                             put(entry)
                         else:
