@@ -228,7 +228,7 @@ async def puppet(address: str, keys: Any, update: bytes, counts: dict[str, int])
         welcome = wire.decode(await stream.read())
         await stream.write(wire.encode(wire.Ready(welcome.model, 7, "", [], -1, "")))
         counts["connected"] += 1
-        number, mark, order = 0, wire.digest(update), None
+        number, before, mark, order = 0, 0, wire.digest(update), None
         while True:
             frame = await stream.read()
             if transport.ended(frame):
@@ -244,11 +244,11 @@ async def puppet(address: str, keys: Any, update: bytes, counts: dict[str, int])
             elif isinstance(record, wire.End) and order is not None:
                 opening = wire.Update(welcome.run, welcome.epoch, number, order.version, order.steps, len(update))
                 for piece in (
-                    wire.Began(number, order.version, order.steps, 0.0), wire.Done(number), opening,
+                    wire.Began(number, order.version, order.steps, before, 0.0), wire.Done(number), opening,
                     *wire.chunks(memoryview(update)), wire.End(mark),
                 ):  # fmt: skip
                     await stream.write(wire.encode(piece))
-                number += 1
+                number, before = number + 1, before + order.steps
 
 
 def puppets_main(address: str, folder: str, names: list[str], size: int, progress: str) -> Any:

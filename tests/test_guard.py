@@ -63,6 +63,10 @@ def rows_of(policy: Any, seed: int, many: int = 700) -> list[Row]:
     return list(itertools.islice(clock, many))
 
 
+def arrival(begun: Begun) -> Arrived:
+    return Arrived(*begun[:4])
+
+
 def noise(rng: random.Random, guard: Guard, past: list[Arrived], lost: list[Begun]) -> tuple[str, Any]:
     """An event that cannot be, and what it should count as."""
     client = rng.randrange(CLIENTS)
@@ -79,13 +83,13 @@ def noise(rng: random.Random, guard: Guard, past: list[Arrived], lost: list[Begu
         choices += [("repeated", rng.choice(past[-8:]))] * 3
     if known:
         begun = rng.choice(known)
-        choices += [("unknown", Arrived(*begun._replace(version=begun.version + 1)))]
-        choices += [("unknown", Arrived(*begun._replace(steps=begun.steps + 1)))]
+        choices += [("unknown", arrival(begun._replace(version=begun.version + 1)))]
+        choices += [("unknown", arrival(begun._replace(steps=begun.steps + 1)))]
     if lost:  # dropped, gone with its client, or overwritten
-        choices += [("late", Arrived(*rng.choice(lost)))] * 3
+        choices += [("late", arrival(rng.choice(lost)))] * 3
     unasked = [begun for begun in known if guard.policy.holds and begun.client not in guard.asked]
     if unasked:
-        choices += [("unknown", Arrived(*rng.choice(unasked)))]
+        choices += [("unknown", arrival(rng.choice(unasked)))]
     return rng.choice(choices)
 
 
@@ -180,10 +184,10 @@ class Careless:
             client, (version, steps) = self.rng.randrange(CLIENTS), self.offer
         else:
             return
-        begun = Begun(client, self.guard.numbers[client], version, steps or 5)
+        begun = Begun(client, self.guard.numbers[client], version, steps or 5, self.guard.steps[client])
         if self.guard.begun(begun):
             assert client in self.there
-            self.sent.append(Arrived(*begun))
+            self.sent.append(arrival(begun))
 
 
 @every_policy

@@ -11,6 +11,8 @@ from live_world import World, digits, world
 from offbeat import replay, resume
 from offbeat.errors import OffbeatError
 from offbeat.live.verify import verify
+from offbeat.records import Begun, Finished
+from offbeat.runs.stored import read_trace
 
 SGD = {"local_steps": 3, "client_lr": 0.1}
 STEPS = {"name": "equal", "local_steps": [2, 5, 3]}
@@ -98,6 +100,32 @@ def test_killed_servers_and_clients_come_back(tmp_path: Path) -> None:
         require_same(live, 12)
         assert live.result()["ok"]["live"]["epochs"] == 3
         assert not (live.out / "journal.sqlite3").exists()
+
+
+def test_streams_go_on_behind_the_finished_jobs(tmp_path: Path) -> None:
+    """Jobs of different lengths, a server and a client that are killed: the simulator reads the same rows."""
+    fleet = {"name": "equal", "local_steps": {"law": "uniform", "low": 1, "high": 6, "mode": "random"}}
+    table = digits({"name": "fedbuff", "buffer_size": 2, "client_lr": 0.1}, fleet=fleet, until={"commits": 14})
+    table["task"]["sampling"] = "in-order-continued"
+    with world(tmp_path, table, plain=True) as live:
+        live.serve()
+        live.join_all(step_seconds=0.02)
+        live.until(lambda: live.commits() >= 3, "for commit 3")
+        live.kill(live.clients[1])
+        live.join(1, step_seconds=0.02)
+        live.until(lambda: live.commits() >= 7, "for commit 7")
+        live.kill(live.server)
+        live.serve()
+        require_same(live, 14)
+    done = dict.fromkeys(range(3), 0)
+    begun: dict[int, Begun] = {}
+    for _, record in read_trace(live.out):
+        if isinstance(record, Begun):
+            assert record.steps_before == done[record.client]
+            begun[record.client] = record
+        elif isinstance(record, Finished):
+            done[record.client] += begun[record.client].steps
+    assert len({job.steps_before // (job.job or 1) for job in begun.values()}) > 1
 
 
 @pytest.mark.soak

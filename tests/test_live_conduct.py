@@ -18,10 +18,12 @@ from offbeat.live.door import Options
 from offbeat.live.journal import Journal, write_payload
 from offbeat.live.live_server import LiveServer
 from offbeat.live.outlet import Outlet
+from offbeat.live.serve import gone_on_with
 from offbeat.live.sessions import Session
 from offbeat.live.transport import Peer
 from offbeat.live.wire import Accepted, End, Update, chunks, digest
 from offbeat.records import Arrived, Begun, Commit, Finished
+from offbeat.runs.manifest import Manifest
 
 FEDASYNC = {"name": "fedasync", "local_steps": 2, "client_lr": 0.1}
 
@@ -46,7 +48,7 @@ class Alone:
         self.land()
 
     def start(self) -> None:
-        self.begun = Begun(0, self.run.guard.numbers[0], self.run.server.version, 2)
+        self.begun = Begun(0, self.run.guard.numbers[0], self.run.server.version, 2, self.run.guard.steps[0])
         self.run.tell(self.begun)
 
     def land(self, value: float = 0.01) -> None:
@@ -54,7 +56,7 @@ class Alone:
         buffer = self.run.up.pack(vectors, lambda place: place)
         self.run.tell(Finished(*self.begun[:2]))
         write_payload(self.journal.payload(*self.begun[:2]), buffer)
-        self.run.arrive(Arrived(*self.begun), self.run.up.unpack(buffer, torch.device("cpu")))
+        self.run.arrive(Arrived(*self.begun[:4]), self.run.up.unpack(buffer, torch.device("cpu")))
 
     def killed(self) -> None:
         """What is durable stays, and nothing else is written."""
@@ -155,7 +157,7 @@ def test_two_updates_for_one_job_at_once_are_one(tmp_path: Path) -> None:
         for value in (0.01, 0.02):
             session = Session(0, "", Peer(None, 0, None, ""), Outlet(lambda frame: asyncio.sleep(0)))
             buffer = bytes(run.up.pack({n: torch.full((run.up.dimension,), value) for n in run.up.vectors}, int))
-            opening = Update("run", run.epoch, *alone.begun[1:], len(buffer))
+            opening = Update("run", run.epoch, *alone.begun[1:4], len(buffer))
             server.intake.open(session, opening)
             for piece in chunks(memoryview(buffer)):
                 server.intake.add(session, piece)
@@ -187,3 +189,23 @@ def test_a_run_whose_clients_are_all_shut_out_says_so(tmp_path: Path) -> None:
         options = Options(limits=Limits(offences=offences))
         again = LiveServer(alone.built, Alone(tmp_path).run, options, "run")
         assert bool(again.checks.of(0).shut_out) == shut
+
+
+def test_a_job_that_was_finished_unheard_is_finished_when_the_next_begins(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    alone.begin()
+    alone.start()
+    server = LiveServer(alone.built, alone.run, Options(), "run")
+    assert alone.run.place(0) == (-1, 1, 0)
+    assert not server.accepts(Begun(0, 1, 0, 2, 1))  # no place at which a job of this client can begin
+    assert alone.run.place(0) == (-1, 1, 0)
+    server.accepts(Begun(0, 1, 0, 2, 2))
+    assert alone.run.place(0) == (0, 1, 2)
+    alone.killed()
+    assert Alone(tmp_path).run.place(0) == (0, 1, 2)
+
+
+def test_a_live_run_of_an_older_version_is_not_continued(tmp_path: Path) -> None:
+    Manifest(format=3).write(tmp_path)
+    with pytest.raises(OffbeatError, match="was begun by an older Offbeat"):
+        gone_on_with(tmp_path, Experiment(method="fedbuff"))

@@ -120,6 +120,7 @@ class Cheat:
 
         self.live, self.client = live, client
         self.orders: list[wire.Order] = []
+        self.accepted: set[int] = set()  # jobs
         keys = transport.Keys(live.keys, f"client-{client}")
         credentials = grpc.ssl_channel_credentials(keys.ca, keys.secret, keys.chain)
         self.channel = grpc.secure_channel(live.address, credentials)
@@ -150,11 +151,14 @@ class Cheat:
         for piece in wire.chunks(memoryview(buffer)):
             self.say(piece)
         self.say(wire.End(changed_.get("digest", wire.digest(buffer))))
-        return self.hear(wire.Accepted, wire.Rejected, wire.Refused)
+        answer = self.hear(wire.Accepted, wire.Rejected, wire.Refused)
+        if isinstance(answer, wire.Accepted):
+            self.accepted.add(answer.job)
+        return answer
 
     def begin(self, job: int) -> wire.Order:
         order: wire.Order = self.hear(wire.Order)
-        self.say(wire.Began(job, order.version, order.steps, 0.0))
+        self.say(wire.Began(job, order.version, order.steps, 2 * len(self.accepted), 0.0))
         return order
 
 
@@ -204,7 +208,7 @@ def test_who_comes_again_is_the_same_or_is_kept_out(tmp_path: Path) -> None:
         answers = Wanderer(live, live.keys, "client-0").say(hello(), wire.encode(ready), answers=2)
         assert "the shard has changed: 10 samples as before" in answers[1].reason
         assert answers[1].final
-        for held, said in (([["x"]], "not what it should be"), ([[0, 0, 2, False]] * 300, "256 is the most")):
+        for held, said in (([["x"]], "not what it should be"), ([[0, 0, 2, 0, False]] * 300, "256 is the most")):
             ready = wire.Ready(one.welcome.model, 10, "", held, -1, "")
             answers = Wanderer(live, live.keys, "client-2").say(hello(), wire.encode(ready), answers=2)
             assert said in answers[1].reason

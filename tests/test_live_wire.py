@@ -56,23 +56,30 @@ def test_what_is_cut_off_or_goes_on_is_refused(record: Any) -> None:
             wire.decode(frame + b"x")
 
 
+def pong(size: int) -> bytes:
+    return wire.HEAD.pack(b"OB", wire.PROTOCOL, wire.NUMBERS[wire.Pong], size)
+
+
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
         (b"", "0 bytes"),
         (b"GET / HTTP/1.1\r\n\r\n", "no frame"),
-        (wire.HEAD.pack(b"OB", 2, 0, 0), "protocol 2"),
-        (wire.HEAD.pack(b"OB", 1, 250, 0), "unknown kind"),
-        (wire.HEAD.pack(b"OB", 1, 0, 2**31), "not all there"),
+        (wire.HEAD.pack(b"OB", 1, 0, 0), "protocol 1"),
+        (wire.HEAD.pack(b"OB", wire.PROTOCOL, 250, 0), "unknown kind"),
+        (wire.HEAD.pack(b"OB", wire.PROTOCOL, 0, 2**31), "not all there"),
         (bytes(wire.FRAME_BYTES + 1), "is the most"),
         (wire.encode(wire.Chunk(0, b"x" * (wire.CHUNK_BYTES + 1))), "between 1 and"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 9) + b"not JSON!", "no JSON"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 10000) + b"[" * 10000, "no JSON"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 14) + b'{"number":NaN}', "no JSON"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 15) + b'{"number":true}', "number of a Pong"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 22) + b'{"number":1e999999999}', "number of a Pong"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 17) + b'{"number":0,"x":}', "no JSON"),
-        (wire.HEAD.pack(b"OB", 1, wire.NUMBERS[wire.Pong], 18) + b'{"number":0,"x":1}', "no others"),
+        (pong(9) + b"not JSON!", "no JSON"),
+        (pong(10000) + b"[" * 10000, "no JSON"),
+        (pong(14) + b'{"number":NaN}', "no JSON"),
+        (pong(15) + b'{"number":true}', "number of a Pong"),
+        (
+            pong(22) + b'{"number":1e999999999}',
+            "number of a Pong",
+        ),
+        (pong(17) + b'{"number":0,"x":}', "no JSON"),
+        (pong(18) + b'{"number":0,"x":1}', "no others"),
     ],
 )
 def test_what_is_no_frame_is_refused(frame: bytes, said: str) -> None:

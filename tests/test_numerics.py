@@ -113,10 +113,12 @@ def test_a_single_pass_sees_every_sample_once() -> None:
     """Jobs of one client that go on where the last one ended read a stream, once, while the shard lasts."""
     p = problem(sgd(0.1), nn.Sequential(nn.Flatten(), nn.Linear(162, 5)), batch=2, sampling="in-order-continued")
     seen = []
-    for number in range(5):
-        work = columns(p, [Begun(3, number, 0, 3)], torch.device("cpu"))
-        seen += draw(p, work, 0, 3, 2)[0].flatten().tolist()
-    assert seen == list(range(28, 58))  # client 3 has rows 28 to 57, in five jobs of 3 steps of 2
+    before = 0
+    for number, steps in enumerate((3, 1, 6, 2, 3)):
+        work = columns(p, [Begun(3, number, 0, steps, before)], torch.device("cpu"))
+        seen += draw(p, work, 0, steps, 2)[0].flatten().tolist()
+        before += steps
+    assert seen == list(range(28, 58))  # client 3 has rows 28 to 57, in 15 steps of 2
 
 
 def test_batches_of_each_clients_own_size_are_exact() -> None:

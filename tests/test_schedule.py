@@ -59,21 +59,21 @@ def test_fedbuff_on_five_clients_event_by_event() -> None:
         (1.25, Finished(0, 0)),
         (1.75, Arrived(0, 0, 0, 1)),
         (1.75, Start(0, 0, 1)),  # the buffer holds one: client 0 pulls version 0 again
-        (2.0, Begun(0, 1, 0, 1)),
+        (2.0, Begun(0, 1, 0, 1, 1)),
         (2.25, Finished(1, 0)),
         (2.75, Arrived(1, 0, 0, 1)),
         (2.75, Commit(((0, 0), (1, 0)))),  # version 1
         (2.75, Start(1, 1, 1)),
         (3.0, Finished(0, 1)),
-        (3.0, Begun(1, 1, 1, 1)),
+        (3.0, Begun(1, 1, 1, 1, 1)),
         (3.25, Finished(2, 0)),
         (3.5, Arrived(0, 1, 0, 1)),
         (3.5, Start(0, 1, 1)),
         (3.75, Arrived(2, 0, 0, 1)),
         (3.75, Commit(((0, 1), (2, 0)))),  # version 2: client 0 came twice
         (3.75, Start(2, 2, 1)),
-        (3.75, Begun(0, 2, 1, 1)),
-        (4.0, Begun(2, 1, 2, 1)),
+        (3.75, Begun(0, 2, 1, 1, 2)),
+        (4.0, Begun(2, 1, 2, 1, 1)),
     ]
 
 
@@ -88,23 +88,23 @@ def test_dlsgd_homo_on_five_clients_event_by_event() -> None:
         (2.75, Arrived(1, 0, 0, 1)),
         (2.75, Commit(((0, 0), (1, 0)))),
         (2.75, Offer(1, 1)),
-        (3.0, Begun(0, 1, 1, 1)),
-        (3.0, Begun(1, 1, 1, 1)),
+        (3.0, Begun(0, 1, 1, 1, 1)),
+        (3.0, Begun(1, 1, 1, 1, 1)),
         (3.25, Finished(2, 0)),  # version 1 came in at 3.0 while it computed
-        (3.25, Begun(2, 1, 1, 1)),
+        (3.25, Begun(2, 1, 1, 1, 1)),
         (3.75, Arrived(2, 0, 0, 1)),
         (4.0, Finished(0, 1)),
         (4.25, Finished(3, 0)),
-        (4.25, Begun(3, 1, 1, 1)),
+        (4.25, Begun(3, 1, 1, 1, 1)),
         (4.5, Arrived(0, 1, 1, 1)),
         (4.5, Commit(((2, 0), (0, 1)))),
         (4.5, Offer(2, 1)),
         (4.75, Arrived(3, 0, 0, 1)),
-        (4.75, Begun(0, 2, 2, 1)),
+        (4.75, Begun(0, 2, 2, 1, 2)),
         (5.0, Finished(1, 1)),
-        (5.0, Begun(1, 2, 2, 1)),
+        (5.0, Begun(1, 2, 2, 1, 2)),
         (5.25, Finished(4, 0)),
-        (5.25, Begun(4, 1, 2, 1)),  # the receive buffer was overwritten: version 2, not 1
+        (5.25, Begun(4, 1, 2, 1, 1)),  # the receive buffer was overwritten: version 2, not 1
     ]
 
 
@@ -137,10 +137,10 @@ def test_dlsgd_hetero_on_five_clients_event_by_event() -> None:
         (2.75, Offer(1, 1)),
         (2.75, Fetch(0)),  # its send buffer is full: sent at once, and empty then
         (2.75, Fetch(2)),  # its send buffer is empty: it answers when it has finished
-        (3.0, Begun(0, 1, 1, 1)),
-        (3.0, Begun(1, 1, 1, 1)),
+        (3.0, Begun(0, 1, 1, 1, 1)),
+        (3.0, Begun(1, 1, 1, 1, 1)),
         (3.25, Finished(2, 0)),
-        (3.25, Begun(2, 1, 1, 1)),
+        (3.25, Begun(2, 1, 1, 1, 1)),
         (3.25, Arrived(0, 0, 0, 1)),
         (3.75, Arrived(2, 0, 0, 1)),
         (3.75, Commit(((0, 0), (2, 0)))),
@@ -148,20 +148,20 @@ def test_dlsgd_hetero_on_five_clients_event_by_event() -> None:
         (3.75, Fetch(4)),
         (3.75, Fetch(0)),
         (4.0, Finished(0, 1)),
-        (4.0, Begun(0, 2, 2, 1)),  # version 2 came in at this very moment
+        (4.0, Begun(0, 2, 2, 1, 2)),  # version 2 came in at this very moment
         (4.25, Finished(3, 0)),
-        (4.25, Begun(3, 1, 2, 1)),
+        (4.25, Begun(3, 1, 2, 1, 1)),
         (4.5, Arrived(0, 1, 1, 1)),
         (5.0, Finished(1, 1)),
-        (5.0, Begun(1, 2, 2, 1)),
+        (5.0, Begun(1, 2, 2, 1, 2)),
         (5.0, Finished(0, 2)),  # waits in the send buffer; nothing new to train from
         (5.25, Finished(4, 0)),
-        (5.25, Begun(4, 1, 2, 1)),
+        (5.25, Begun(4, 1, 2, 1, 1)),
         (5.75, Arrived(4, 0, 0, 1)),
         (5.75, Commit(((4, 0), (0, 1)))),
         (5.75, Offer(3, 1)),
         (5.75, Fetch(0)),
-        (6.0, Begun(0, 3, 3, 1)),
+        (6.0, Begun(0, 3, 3, 1, 3)),
     ]
 
 
@@ -365,7 +365,7 @@ def test_clients_that_may_choose_take_their_own_number_of_steps() -> None:
         (6.25, Finished(2, 0)),
         (6.75, Commit(((1, 0), (0, 0), (2, 0)))),
         *[(6.75, Start(client, 1, 0)) for client, _ in own],
-        *[(7.0, Begun(client, 1, 1, steps)) for client, steps in own],
+        *[(7.0, Begun(client, 1, 1, steps, steps)) for client, steps in own],
     ]
     ordered = rows_of(Rounds(steps=4), durations, 7.0)
     assert {record.steps for _, record in ordered if isinstance(record, Begun)} == {4}

@@ -63,12 +63,17 @@ class WakeAt(NamedTuple):
 
 # ---- events -------------------------------------------------------------------------------------
 class Begun(NamedTuple):
-    """A client has the model and begins to compute."""
+    """A client has the model and begins to compute.
+
+    `steps_before` is the sum of the local steps of this client's earlier jobs that it finished. A job that was lost
+    while it was computed does not count.
+    """
 
     client: int
     job: int
     version: int
     steps: int
+    steps_before: int = 0
 
 
 class Finished(NamedTuple):

@@ -17,12 +17,14 @@ from offbeat.errors import OffbeatError, ReplayDiffers
 from offbeat.experiments.assemble import build
 from offbeat.experiments.experiment import Experiment
 from offbeat.keys import generator
+from offbeat.records import Begun
 from offbeat.runs.callbacks import Callback, Divergence
 from offbeat.runs.columns import StoredRows
 from offbeat.runs.environment import differences, environment
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
 from offbeat.runs.loop import History, go
+from offbeat.runs.manifest import FORMAT
 from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.repeat import Distance, distance
@@ -160,6 +162,7 @@ def repeat(
             raise OffbeatError(f"the run in {path} has not ended; resume it first")
         built = build(experiment)
         rows: StoredRows = stored.rows()
+        refuse_older_streams(stored, built.task.sampling)
         policy, rng = built.method.when, generator(experiment.seed, "policy")
         last = rows.last_begins()
         driver = Replay(rows, policy, built.units, rng, last, built.clock())
@@ -170,6 +173,21 @@ def repeat(
         other = differences(stored.manifest.environments, environment(engine.device, engine.threads))
         model, metrics = read_model(path), stored.metrics()
     return outcome, distance(outcome.model, model, outcome.metrics, metrics, other, tolerance, experiment.precision)
+
+
+def refuse_older_streams(stored: Stored, sampling: str) -> None:
+    """Refuse a run of format 3 whose jobs began at other places of their clients' streams than they would today: its
+    position was the job's number times the job's own steps."""
+    if stored.manifest.format >= FORMAT or sampling != "in-order-continued":
+        return
+    for _, record in stored.rows():
+        if isinstance(record, Begun) and record.job * record.steps != record.steps_before:
+            raise OffbeatError(
+                f"the run in {stored.path} was made by an older Offbeat, which with sampling = 'in-order-continued' "
+                f"skipped or repeated rows: job {record.job} of client {record.client} began at step "
+                f"{record.job * record.steps} of its stream, and belongs at step {record.steps_before}. Its numbers "
+                f"cannot be computed again; run {stored.path / 'config.toml'} into another directory"
+            )
 
 
 def refuse_live(stored: Stored) -> None:

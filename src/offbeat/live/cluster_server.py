@@ -93,10 +93,9 @@ class ClusterServer(LiveServer):
         cluster, run = self.home[client].cluster, self.run
         told = super().welcome(client)
         block = self.blocks.get(cluster)
-        return told._replace(
-            finished=run.finished.get(cluster, -1), number=run.guard.numbers[cluster],
-            held=[] if block is None else [block.job.job],
-        )  # fmt: skip
+        finished, number, steps_before = run.place(cluster)
+        held = [] if block is None else [block.job.job]
+        return told._replace(finished=finished, number=number, steps_before=steps_before, held=held)
 
     # ---- coming and going -----------------------------------------------------------------------
     def come(self, session: Session, ready: Ready) -> None:
@@ -113,10 +112,10 @@ class ClusterServer(LiveServer):
             return
         block = self.blocks.get(cluster)
         held = set()
-        for job, version, steps, _ in jobs_in_hand(ready):
+        for job, version, steps, before, _ in jobs_in_hand(ready):
             held.add(job)
-            if block is None or block.job[1:] != (job, version, steps):
-                session.outlet.say(Void(job, version, run.finished.get(cluster, -1), run.guard.numbers[cluster]))
+            if block is None or block.job[1:] != (job, version, steps, before):
+                session.outlet.say(Void(job, version, *run.place(cluster)))
         if cluster in run.guard.away:
             if self.there(cluster):
                 self.submit(run.tell(Joined(cluster)))
@@ -181,18 +180,18 @@ class ClusterServer(LiveServer):
             session = self.sessions.get(device)
             if session is not None and session.ready:
                 session.outlet.abort()
-                session.outlet.say(Drop(self.run.finished.get(client, -1), self.run.guard.numbers[client]))
+                session.outlet.say(Drop(*self.run.place(client)))
 
     # ---- orders ---------------------------------------------------------------------------------
     def order(self, client: int) -> None:
         order = self.run.pending.get(client)
         if order is None or not self.there(client):  # the last device to come has it sent
             return
-        number, cluster = self.run.guard.numbers[client], self.each[client]
+        _, number, before = self.run.place(client)
+        job, cluster = Begun(client, number, order.version, order.steps, before), self.each[client]
         block = self.blocks.get(client)
-        if block is None or block.job[1:] != (number, order.version, order.steps):
+        if block is None or block.job != job:
             reporters = self.policy.reporters(self.run.server.seed, client, number, cluster.size)
-            job = Begun(client, number, order.version, order.steps)
             block = Block(job, self.run.packets[order.version], self.mark(order.version), reporters)
             self.blocks[client] = block
         for place, device in enumerate(cluster.members):
@@ -209,11 +208,11 @@ class ClusterServer(LiveServer):
             linked.update(near)
             turns.append([[j, float(w[place, j]), bool(w[j, place])] for j in (place, *near)])
         neighbours = [[j, self.called[one.members[j]], self.addresses[one.members[j]]] for j in sorted(linked)]
-        session.outlet.say(
-            Gossip(
-                cluster, block.job.job, place, policy.every, policy.rounds, place in block.reporters, neighbours, turns
-            )
-        )
+        gossip = Gossip(
+            cluster, block.job.job, block.job.steps_before, place, policy.every, policy.rounds,
+            place in block.reporters, neighbours, turns,
+        )  # fmt: skip
+        session.outlet.say(gossip)
         opening = Order(block.job.version, block.job.steps, len(block.packet))
         session.outlet.offer(opening, block.packet, block.mark)
 
@@ -221,9 +220,8 @@ class ClusterServer(LiveServer):
     def begun(self, session: Session, record: Began) -> None:
         cluster, place = self.home[session.client]
         block, run = self.blocks.get(cluster), self.run
-        if block is None or tuple(block.job[1:]) != (record.job, record.version, record.steps):
-            number = run.guard.numbers[cluster]
-            session.outlet.say(Void(record.job, record.version, run.finished.get(cluster, -1), number))
+        if block is None or block.job[1:] != (record.job, record.version, record.steps, record.steps_before):
+            session.outlet.say(Void(record.job, record.version, *run.place(cluster)))
             return
         self.note_begun(cluster, place)
 
@@ -274,7 +272,7 @@ class ClusterServer(LiveServer):
         self.start(self.land(cluster, block, mean))
 
     async def land(self, cluster: int, block: Block, mean: Vectors) -> None:
-        run, event = self.run, Arrived(*block.job)
+        run, event = self.run, Arrived(*block.job[:4])
         buffer = run.up.pack(mean, lambda _: 0)
         part = run.journal.part()
         try:
@@ -306,7 +304,7 @@ class ClusterIntake(Intake):
         block, run = self.cluster_server.blocks.get(cluster), self.run
         if record.run != self.server.run_id or record.epoch > run.epoch:
             return self.rejected(session, record.job, "foreign", FOREIGN)
-        known = block is not None and tuple(block.job[1:]) == (record.job, record.version, record.steps)
+        known = block is not None and block.job[1:4] == (record.job, record.version, record.steps)
         if not known or block is None or place not in block.reporters or place in block.reports:
             reason = run.guard.problem(Arrived(cluster, record.job, record.version, record.steps)) or "unknown"
             run.guard.refuse(reason)

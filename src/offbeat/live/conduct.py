@@ -177,6 +177,10 @@ class Run:
     def commits(self) -> int:
         return self.log.account.commits
 
+    def place(self, client: int) -> tuple[int, int, int]:
+        """Where a client stands: its last finished job, the number of its next one, and the steps before that."""
+        return self.finished.get(client, -1), self.guard.numbers[client], self.guard.steps[client]
+
     # ---- what happens ---------------------------------------------------------------------------
     def tell(self, record: Record) -> list[Effect]:
         """An event of now; after the end it changes nothing."""

@@ -49,7 +49,7 @@ class Gossiper:
 
     def __init__(self, keys: transport.Keys | None, patience: float) -> None:
         self.keys, self.patience = keys, patience
-        self.run, self.plan = "", Gossip(-1, -1, -1, 1, 0, False, [], [])
+        self.run, self.plan = "", Gossip(-1, -1, 0, -1, 1, 0, False, [], [])
         self.turn = 0  # the exchange that it is at
         self.layout: Layout | None = None
         self.mail: dict[tuple[int, int, int], bytearray | mmap] = {}  # job, turn, place

@@ -14,6 +14,11 @@ from offbeat.records import Begun
 Finished = tuple[Begun, bytes]  # a job, and its update as it travels
 
 
+def behind(begun: Begun) -> int:
+    """Where the client's next job begins in its stream once this one is finished."""
+    return begun.steps_before + begun.steps
+
+
 class Work(NamedTuple):
     """What lies in the receive buffer."""
 
@@ -37,6 +42,7 @@ class Hand:
         self.epochs: dict[int, int] = {}  # under which each job began
         self.seen = self.delivered = -1  # versions: trained from, and known to the server
         self.number = 0  # of the next job
+        self.steps_before = 0  # of the next job: the steps of those that are finished
 
     def finished(self) -> Iterator[Finished]:
         """Updates that are made, and that the server is not known to have."""
@@ -45,7 +51,7 @@ class Hand:
             yield self.outbox
 
     def held(self) -> list[list[Any]]:
-        """Job, version and steps of each, and whether it is finished."""
+        """Job, version, steps and earlier steps of each, and whether it is finished."""
         jobs = [[*begun[1:], True] for begun, _ in self.finished()]
         return jobs + ([] if self.current is None else [[*self.current[1:], False]])
 
@@ -62,7 +68,12 @@ class Hand:
         for job, *_ in self.held():
             if job not in welcome.held:
                 self.epochs[job] = welcome.epoch
-        self.number = max([welcome.number, *(job[0] + 1 for job in self.held())])
+        self.stand(welcome.number, welcome.steps_before)
+
+    def stand(self, number: int, steps_before: int) -> None:
+        """Number and place the next job as the server does, behind the jobs in hand that it may not have on record."""
+        self.number = max([number, *(job[0] + 1 for job in self.held())])
+        self.steps_before = max([steps_before, *(behind(begun) for begun, _ in self.finished())])
 
     # ---- working --------------------------------------------------------------------------------
     def ready(self) -> bool:
@@ -74,13 +85,13 @@ class Hand:
         assert self.inbox is not None
         work, self.inbox = self.inbox, None
         self.number, self.seen = number + 1, work.version
-        self.current = begun = Begun(client, number, work.version, work.steps or steps)
+        self.current = begun = Begun(client, number, work.version, work.steps or steps, self.steps_before)
         self.epochs[number] = epoch
         return begun, work
 
     def finish(self, finished: Finished) -> tuple[Finished | None, Begun | None]:
         """The job in hand is done: the update to send now, and the job whose update it overwrites."""
-        self.current = None
+        self.current, self.steps_before = None, behind(finished[0])
         if not self.holds:
             return finished, None
         before, self.outbox = self.outbox, finished
@@ -126,7 +137,7 @@ class Hand:
         self.asked = False
         self.unheard.clear()
         self.epochs.clear()
-        self.seen, self.number = self.delivered, record.number
+        self.seen, self.number, self.steps_before = self.delivered, record.number, record.steps_before
 
     def void(self, record: Void) -> bool:
         """Give up a job that was begun on something that no longer holds; whether it was in hand."""
@@ -138,6 +149,5 @@ class Hand:
             self.outbox = None
         self.give_up(record.job)
         self.seen = self.delivered
-        if not self.held():
-            self.number = record.number
+        self.stand(record.number, record.steps_before)
         return True

@@ -332,7 +332,9 @@ class Client:
             await self.until(lambda: self.hand.ready())
             assert self.worker is not None
             worker = self.worker
-            number = self.hand.number if self.plan is None else self.plan.job  # a cluster's jobs have its numbers
+            if self.plan is not None:  # a job of a cluster: the server numbers it and places it in the stream
+                self.hand.number, self.hand.steps_before = self.plan.job, self.plan.steps_before
+            number = self.hand.number
             begun, work = self.hand.begin(self.client, number, worker.steps(number), self.epoch)
             began = time.monotonic()
             self.say(Began(*begun[1:], began - work.since))
@@ -388,7 +390,7 @@ class Client:
         self.hand.sent((begun, update))
         if self.outlet is not None:
             epoch = self.hand.epochs.get(begun.job, self.epoch)
-            self.outlet.send(Update(self.run_id, epoch, *begun[1:], len(update)), update)
+            self.outlet.send(Update(self.run_id, epoch, *begun[1:4], len(update)), update)
 
 
 class ClientCannot(OffbeatError):

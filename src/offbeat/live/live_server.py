@@ -103,7 +103,7 @@ class LiveServer(Sessions):
         session = self.sessions.get(client)
         if session is not None and session.ready:
             session.outlet.abort()
-            session.outlet.say(Drop(self.run.finished.get(client, -1), self.run.guard.numbers[client]))
+            session.outlet.say(Drop(*self.run.place(client)))
 
     def depart(self, client: int) -> None:
         """A client has left the run."""
@@ -139,7 +139,7 @@ class LiveServer(Sessions):
         run = self.run
         return Welcome(
             self.run_id, run.epoch, client, self.clients, self.config, self.facts, self.model,
-            run.finished.get(client, -1), run.guard.numbers[client], sorted(run.open.get(client, {})),
+            *run.place(client), sorted(run.open.get(client, {})),
             self.options.heartbeat, self.options.lease,
         )  # fmt: skip
 
@@ -230,10 +230,9 @@ class LiveServer(Sessions):
         """What a client has in hand, against what it was given: the rest is given back."""
         client, run = session.client, self.run
         held = set()
-        for job, version, steps, done in jobs_in_hand(ready):
-            if not self.accepts(Begun(client, job, version, steps)):
-                number = run.guard.numbers[client]
-                session.outlet.say(Void(job, version, run.finished.get(client, -1), number))
+        for job, version, steps, before, done in jobs_in_hand(ready):
+            if not self.accepts(Begun(client, job, version, steps, before)):
+                session.outlet.say(Void(job, version, *run.place(client)))
                 continue
             held.add(job)
             if done:
@@ -251,6 +250,9 @@ class LiveServer(Sessions):
         run = self.run
         if run.open.get(begun.client, {}).get(begun.job) == begun:
             return True
+        previous = run.open.get(begun.client, {}).get(begun.job - 1)
+        if previous is not None and begun.steps_before == previous.steps_before + previous.steps:
+            self.finish(begun.client, previous.job)  # while the client was cut off
         before = len(run.gathered)
         run.tell(begun)
         if len(run.gathered) == before or run.gathered[-1][1] != begun:
@@ -279,10 +281,9 @@ class LiveServer(Sessions):
     # ---- jobs -----------------------------------------------------------------------------------
     def begun(self, session: Session, record: Began) -> None:
         client, run = session.client, self.run
-        if not self.accepts(Begun(client, record.job, record.version, record.steps)):
-            number = run.guard.numbers[client]
-            session.outlet.say(Void(record.job, record.version, run.finished.get(client, -1), number))
-            self.submit([Effect("order", client)])  # what it should have begun on, once more
+        if not self.accepts(Begun(client, record.job, record.version, record.steps, record.steps_before)):
+            session.outlet.say(Void(record.job, record.version, *run.place(client)))
+            self.submit([Effect("order", client), Effect("show", client)])  # what it may begin on, once more
             return
         waited = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?)"
         self.run.journal.put(waited, session.client, record.job, max(0.0, record.waited))
@@ -292,8 +293,12 @@ class LiveServer(Sessions):
             self.submit(self.run.tell(Overwritten(session.client, job)))
 
     def done(self, session: Session, job: int) -> None:
-        if job in self.run.open.get(session.client, {}) and job > self.run.finished.get(session.client, -1):
-            self.run.tell(Finished(session.client, job))
+        self.finish(session.client, job)
+
+    def finish(self, client: int, job: int) -> None:
+        """A client has computed a job to its end; told again, it changes nothing."""
+        if job in self.run.open.get(client, {}) and job > self.run.finished.get(client, -1):
+            self.run.tell(Finished(client, job))
 
     def expected(self) -> set[int]:
         """Clients that were there when a server before this one ended."""
@@ -320,14 +325,14 @@ class LiveServer(Sessions):
         }  # fmt: skip
 
 
-def jobs_in_hand(ready: Ready) -> list[tuple[int, int, int, bool]]:
-    """Job, version and steps of what a client has in hand, and whether it is finished."""
+def jobs_in_hand(ready: Ready) -> list[tuple[int, int, int, int, bool]]:
+    """Job, version, steps and earlier steps of what a client has in hand, and whether it is finished."""
     if len(ready.held) > HELD:
         raise WireError(f"{len(ready.held)} jobs in hand; {HELD} is the most")
     for item in ready.held:
-        if not (isinstance(item, list) and len(item) == 4 and all(fits(int, n) for n in item[:3])):
+        if not (isinstance(item, list) and len(item) == 5 and all(fits(int, n) for n in item[:4])):
             raise WireError("held of a Ready is not what it should be")
-    return [(job, version, steps, bool(done)) for job, version, steps, done in ready.held]
+    return [(job, version, steps, before, bool(done)) for job, version, steps, before, done in ready.held]
 
 
 def shard_problem(ready: Ready, before: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from offbeat.live.live_server import LiveServer
 from offbeat.live.publish import publish
 from offbeat.runs.folder import Folder
 from offbeat.runs.lock import Lock
-from offbeat.runs.manifest import Manifest, read_manifest
+from offbeat.runs.manifest import FORMAT, Manifest, read_manifest
 from offbeat.runs.outcome import Outcome
 from offbeat.runs.progress import Progress
 from offbeat.runs.stored import config_digest
@@ -60,6 +60,11 @@ def gone_on_with(path: Path, experiment: Experiment) -> Manifest:
     manifest = read_manifest(path)
     if manifest is None or manifest.kind != "run":
         raise OffbeatError(f"{path} holds a journal, but is no run directory; choose another one")
+    if manifest.format < FORMAT:
+        raise OffbeatError(
+            f"the live run in {path} was begun by an older Offbeat, whose journal this one cannot continue; finish it "
+            "with that version, or choose another --out"
+        )
     if manifest.finished:
         raise OffbeatError(f"the live run in {path} has ended; choose another --out, or give --overwrite")
     if manifest.config_digest and manifest.config_digest != config_digest(experiment.table()):

@@ -18,6 +18,7 @@ import torch
 from offbeat.errors import OffbeatError
 from offbeat.experiments.assemble import Built, build
 from offbeat.experiments.experiment import Experiment
+from offbeat.experiments.running import refuse_older_streams
 from offbeat.keys import generator
 from offbeat.live.jobs import Shard, Worker, task_facts
 from offbeat.live.publish import JOBS, LIVE
@@ -82,6 +83,7 @@ def verify(out: str | Path, tolerance: float | None = None, **objects: Any) -> V
         facts = json.loads((path / LIVE).read_text())
         rows = stored.rows()
         driver = Replay(rows, built.method.when, built.units, generator(experiment.seed, "policy"), rows.last_begins())
+        refuse_older_streams(stored, built.task.sampling)
         commands = many = 0
         for _, record in driver:
             many += 1
@@ -91,7 +93,7 @@ def verify(out: str | Path, tolerance: float | None = None, **objects: Any) -> V
         job_tolerance = tolerance if tolerance is not None else JOB_TOLERANCE[experiment.precision]
         if missing:
             return Verified(many, commands, commits, None, None, job_tolerance, None, missing)
-        jobs, apart = recomputed(built, path)
+        jobs, apart = recomputed(built, stored)
         model = whole_run(built, stored, tolerance)
     return Verified(many, commands, commits, jobs, apart, job_tolerance, model, ())
 
@@ -113,12 +115,13 @@ def missing_shards(built: Built, facts: dict[str, Any]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def recomputed(built: Built, path: Path) -> tuple[int, float | None]:
+def recomputed(built: Built, run: Stored) -> tuple[int, float | None]:
     """The sampled jobs from their recorded starts: how many, and how far the farthest update is from the one sent."""
-    stored, facts = read_tensors(path / JOBS)
+    stored, facts = read_tensors(run.path / JOBS)
+    sampled = {(client, job) for client, job, *_ in facts.get("jobs", ())}
+    jobs = [record for _, record in run.rows() if isinstance(record, Begun) and record[:2] in sampled]
     table, farthest = built.experiment.table(), 0.0
-    for each in facts.get("jobs", ()):
-        begun = Begun(*each)
+    for begun in jobs:
         x, y = built.task.training
         rows = torch.as_tensor(np.asarray(built.task.shards[begun.client], dtype=np.int64))
         shard = Shard(x[rows], y[rows], built.task.model, built.task.loss)
@@ -141,8 +144,7 @@ def recomputed(built: Built, path: Path) -> tuple[int, float | None]:
             size = float(sent[vector].norm())
             moved = float((again[vector] - sent[vector]).norm())
             farthest = max(farthest, moved / size if size else moved)
-    many = len(facts.get("jobs", ()))
-    return many, farthest if many else None
+    return len(jobs), farthest if jobs else None
 
 
 def whole_run(built: Built, stored: Stored, tolerance: float | None) -> Distance:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from offbeat.errors import OffbeatError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"OB"
 HEAD = struct.Struct(">2sBBI")  # magic, version, kind, bytes of the head
 HEAD_BYTES = 1 << 20  # of a head at most: the config of an experiment travels in one
@@ -43,7 +43,8 @@ class Hello(NamedTuple):
 
 class Welcome(NamedTuple):
     """What the client is to do, in names, options and numbers; `finished` is its last finished job that the server
-    has on record, `number` its next one, `held` those that the server still waits for."""
+    has on record, `number` its next one, `steps_before` the local steps of all its finished jobs, `held` those that the
+    server still waits for."""
 
     run: str
     epoch: int
@@ -54,6 +55,7 @@ class Welcome(NamedTuple):
     model: str  # digest of the parameters' names and shapes
     finished: int
     number: int
+    steps_before: int
     held: list[int]
     heartbeat: float
     lease: float
@@ -65,7 +67,7 @@ class Ready(NamedTuple):
     model: str
     samples: int
     shard: str  # digest
-    held: list[Any]  # [job, version, steps, whether it is finished]
+    held: list[Any]  # [job, version, steps, steps_before, whether it is finished]
     memory: int
     address: str  # where its neighbours find it; "" where nobody needs to
 
@@ -123,10 +125,11 @@ class Fetch(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Give up what is in hand; `finished` and `number` as in `Welcome`."""
+    """Give up what is in hand; `finished`, `number` and `steps_before` as in `Welcome`."""
 
     finished: int
     number: int
+    steps_before: int
 
 
 class Void(NamedTuple):
@@ -136,6 +139,7 @@ class Void(NamedTuple):
     version: int
     finished: int
     number: int
+    steps_before: int
 
 
 class Prime(NamedTuple):
@@ -149,6 +153,7 @@ class Gossip(NamedTuple):
 
     cluster: int
     job: int
+    steps_before: int
     place: int
     every: int
     rounds: int
@@ -164,6 +169,7 @@ class Began(NamedTuple):
     job: int
     version: int
     steps: int
+    steps_before: int
     waited: float
 
 

@@ -26,8 +26,8 @@ class Samples:
     `batch` samples per step, a number for each client, or None for the whole shard. `sampling`: "replacement" draws
     every sample anew (the papers' independent draws), "shuffle" runs through a job's own permutations of the shard
     without a break; "in-order" reads the shard as it is stored, from its start in every job, and "in-order-continued"
-    from where the client's last job ended, so that nothing comes twice before all was read: a single pass over a
-    stream, as long as the shard lasts.
+    from where the client's last finished job ended, so that nothing comes twice before all was read: a single pass over
+    a stream, as long as the shard lasts.
     """
 
     x: Tensor | Windows
@@ -88,7 +88,7 @@ class Samples:
         earlier: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Rows of `x` for steps `begin .. begin + count` of n jobs: `[n, count, width]`, from the job's key alone, or
-        from the steps that the clients took in `earlier` jobs.
+        from the steps that the clients took in `earlier` finished jobs.
 
         Where shards are used whole, or batches differ, all of the n clients must use `width` samples.
         """

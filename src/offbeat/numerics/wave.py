@@ -52,7 +52,7 @@ class Work(NamedTuple):
     client: Tensor
     key: Tensor  # of the batches and of what the model draws
     job: Job
-    earlier: Tensor  # steps of the client's earlier jobs, each taken to be as long as this one
+    earlier: Tensor  # steps of the client's earlier jobs that it finished
     tables: dict[str, Tensor]  # [n, steps]: rates that differ from step to step
 
 
@@ -159,7 +159,7 @@ def columns(problem: Problem, jobs: Sequence[Begun], device: torch.device) -> Wo
     who = np.array([job[:3] for job in jobs], dtype=np.int64).T
     client, number, version = who
     batch, rule = (keys.key(problem.seed, purpose, client, number) for purpose in ("batch", "rule"))
-    earlier = number * np.array([job.steps for job in jobs], dtype=np.int64)
+    earlier = np.array([job.steps_before for job in jobs], dtype=np.int64)
     whole = torch.from_numpy(np.stack([client, batch, rule, version & VERSION, np.zeros_like(client), earlier]))
     rows, key, own, start, first, read = whole.to(device, non_blocking=True)
     local, epoch = problem.local, problem.samples.epoch

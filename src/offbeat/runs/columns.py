@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 
 from offbeat.errors import OffbeatError, StorageError
 from offbeat.records import Row
-from offbeat.schedule.trace import COLUMNS, flat, unflat
+from offbeat.schedule.trace import COLUMNS, StepsBefore, flat, unflat
 
-TRACE = pa.schema(
-    [("time", pa.float64()), ("kind", pa.string()), *((name, pa.int32()) for name in COLUMNS[2:7]),
-     ("until", pa.float64()), ("jobs", pa.list_(pa.int32()))]
-)  # fmt: skip
+TYPES = {"time": pa.float64(), "kind": pa.string(), "steps_before": pa.int64(), "until": pa.float64(),
+         "jobs": pa.list_(pa.int32())}  # fmt: skip
+TRACE = pa.schema([(name, TYPES.get(name, pa.int32())) for name in COLUMNS])
+OLDER = TRACE.remove(TRACE.get_field_index("steps_before"))  # traces of directories of format 3
 METRICS = pa.schema(
     [("commit", pa.int64()), ("virtual_seconds", pa.float64()), ("accuracy", pa.float64()), ("loss", pa.float64()),
      ("client_steps", pa.int64()), ("samples", pa.int64()), ("bytes_up", pa.int64()), ("bytes_down", pa.int64()),
@@ -46,7 +46,8 @@ def with_further(names: Iterable[str]) -> pa.Schema:
 def fits_schema(schema: pa.Schema, name: str) -> bool:
     """Whether a file's columns are those of a trace, or of metrics with perhaps some more."""
     further = schema.names[len(METRICS) :]
-    return bool(schema.equals(with_further(further) if name == "metrics" else SCHEMAS[name]))
+    known = [with_further(further)] if name == "metrics" else [TRACE, OLDER]
+    return any(schema.equals(each) for each in known)
 
 
 def batches(sources: Iterable[Source], name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -102,8 +103,13 @@ class StoredRows:
         return sum(count for _, count in self.sources)
 
     def __iter__(self) -> Iterator[Row]:
+        completed = StepsBefore()
         for batch in batches(self.sources, "trace"):
-            yield from map(unflat, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            older = batch.schema.equals(OLDER)
+            missing = [0] * len(batch)
+            columns = [batch.column(name).to_pylist() if name in batch.schema.names else missing for name in COLUMNS]
+            rows = map(unflat, zip(*columns, strict=True))
+            yield from map(completed, rows) if older else rows
 
     def last_begins(self) -> list[int]:
         """For each version the last row in which a job begins from it, or -1."""

@@ -15,7 +15,8 @@ from typing import Any
 from offbeat.errors import OffbeatError, StorageError
 from offbeat.runs.disk import mark_of, sync, text_digest, write_file
 
-FORMAT = 3
+FORMAT = 4
+READS = (3, FORMAT)  # in format 3 the trace does not have the steps of a client's earlier jobs
 NAME = "manifest.json"
 Part = list[Any]  # the name of a Parquet file, and how many of its rows count
 
@@ -73,8 +74,9 @@ def read_manifest(path: Path) -> Manifest | None:
         body = json.loads(file.read_bytes())
         if not isinstance(body, dict) or not isinstance(body.get("format"), int):
             raise ValueError
-        if body["format"] != FORMAT:
-            raise OffbeatError(f"{path} has format {body['format']}; this Offbeat reads format {FORMAT}")
+        if body["format"] not in READS:
+            known = " and ".join(map(str, READS))
+            raise OffbeatError(f"{path} has format {body['format']}; this Offbeat reads formats {known}")
         digest = body.pop("digest", None)
         if {*body, "sources", "live"} != {f.name for f in fields(Manifest)} or digest != text_digest(canonical(body)):
             raise ValueError

@@ -49,16 +49,17 @@ from offbeat.schedule.ticks import NEAREST, PER_SECOND, InTicks, SteadyInTicks, 
 
 BATCH = 100  # rows are handed out when so many are there; a reader who stops early has waited for no more
 record = tuple.__new__  # record(Begun, (...)) is Begun(...) at half the cost
-Work: TypeAlias = tuple[int, int, int, int]  # client, job, version, steps: a plain tuple is quicker to take apart
+Work: TypeAlias = tuple[int, int, int, int, int]  # as in `Begun`: a plain tuple is quicker to take apart
 
 
 class VirtualClock:
     """Iterate to get the rows. Stops when nothing can happen any more; a run stops earlier by not asking on."""
 
     __slots__ = (
-        "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "durations", "floor",
-        "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "newest", "now", "offered", "offers", "outbox",
-        "overlaps", "own", "policy", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens", "waiting",
+        "agenda", "asked", "away", "bound", "busy", "changes", "coming", "conductor", "delivered", "done", "durations",
+        "floor", "full", "holds", "in_turn", "inbox", "jobs", "kept", "mark", "newest", "now", "offered", "offers",
+        "outbox", "overlaps", "own", "policy", "put", "rising", "rows", "say", "seen", "takes", "tick", "tokens",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, durations: Durations, rng: random.Random) -> None:
@@ -86,6 +87,7 @@ class VirtualClock:
         self.kept = 8  # versions above the floor when it was last looked for
         # What each client has in hand.
         self.jobs = [0] * clients  # begun so far; the next job's number
+        self.done = [0] * clients  # local steps of the jobs that it has finished
         self.seen = [-1] * clients  # the newest version it trained from
         self.delivered = [-1] * clients  # the newest version whose update has reached the server
         self.tokens: Counter[int] = Counter()  # raised when a client's work is cancelled; older entries are void
@@ -130,8 +132,9 @@ class VirtualClock:
         """`events` for clients that download, train and upload in turn. What comes out of `on_delivery`, `on_computed`,
         `on_arrival` and `obey` for these stands in one loop, because a million clients pay for every call."""
         rows, agenda, later, put = self.rows, self.agenda, self.agenda.later, self.put
-        jobs, seen, delivered, busy, token_of = self.jobs, self.seen, self.delivered, self.busy, self.tokens.get
-        away, offers, inbox, clients = self.away, self.offers, self.inbox, len(self.jobs)
+        jobs, seen, delivered, busy, done = self.jobs, self.seen, self.delivered, self.busy, self.done
+        tokens, token_of, away = self.tokens, self.tokens.get, self.away
+        offers, inbox, clients = self.offers, self.inbox, len(self.jobs)
         takes, arrived, own = self.takes, self.conductor.arrived, self.own
         download, compute, failure, upload = takes.download, takes.compute, takes.failure, takes.upload
         fixed = isinstance(takes, SteadyInTicks)
@@ -141,19 +144,20 @@ class VirtualClock:
         for tick, action, what, token in agenda:
             now = tick / per_second
             if action is COMPUTED:
-                client, number, _, _ = what
+                client, number, _, steps, before = what
                 if busy[client] is not what:
                     continue  # it was cancelled
+                done[client] = before + steps
                 rows.append((now, record(Finished, (client, number))))
                 entry = (tick + (up[client] if fixed else upload(client, number)), ARRIVAL, what, token)
             elif action is ARRIVAL:
-                client, _, version, _ = what
+                client, _, version, _, _ = what
                 if busy[client] is not what:
                     continue
                 busy[client] = None
                 if version > delivered[client]:
                     delivered[client] = version
-                arrival = record(Arrived, what)
+                arrival = record(Arrived, what[:4])
                 rows.append((now, arrival))
                 for command in arrived(now, arrival):
                     if type(command) is Start:
@@ -162,7 +166,8 @@ class VirtualClock:
                         if version != self.newest or steps < 0 or not 0 <= started < clients:
                             require_fit(self.policy, now, command, clients, self.newest)
                         wait = down[started] if fixed else download(started, jobs[started])
-                        entry = (tick + wait, DELIVERY, command, token_of(started, 0))
+                        raised = token_of(started, 0) if tokens else 0
+                        entry = (tick + wait, DELIVERY, (started, version, steps), raised)
                         if entry[0] < agenda.until:
                             put(entry)
                         else:
@@ -177,15 +182,15 @@ class VirtualClock:
                     yield from self.hand_out()
                 continue
             elif action is DELIVERY and not (away or offers or busy[what[0]]):
-                client, version, steps = what[0], what[1], what[2]
-                if token != token_of(client, 0):
+                client, version, steps = what
+                if tokens and token != token_of(client, 0):
                     continue
                 number = jobs[client]
                 jobs[client] = number + 1
                 seen[client] = version
                 if not steps:
                     steps = own(client, number)
-                busy[client] = job = (client, number, version, steps)
+                busy[client] = job = (client, number, version, steps, done[client])
                 rows.append((now, record(Begun, job)))
                 if fixed:
                     exact = step[client] * steps
@@ -232,7 +237,7 @@ class VirtualClock:
                 if version != self.newest or steps < 0 or not 0 <= client < clients:
                     require_fit(self.policy, now, command, clients, self.newest)
                 arrives = self.tick + self.takes.download(client, self.jobs[client])
-                self.put((arrives, DELIVERY, command, self.tokens[client]))
+                self.put((arrives, DELIVERY, (client, version, steps), self.tokens[client]))
             elif type(command) is Fetch and 0 <= command[0] < clients:
                 # A request is a few bytes and costs no time; what else happens at this instant comes before it.
                 self.put((self.tick, FETCH, command[0], self.tokens[command[0]]))
@@ -319,7 +324,7 @@ class VirtualClock:
         steps = steps or self.own(client, number)
         self.jobs[client] = number + 1
         self.seen[client] = version
-        self.busy[client] = job = (client, number, version, steps)
+        self.busy[client] = job = (client, number, version, steps, self.done[client])
         self.say((self.now, record(Begun, job)))
         lost = takes.failure(client, number, steps)
         if lost is None:
@@ -328,9 +333,10 @@ class VirtualClock:
             self.put((tick + lost, FAILURE, client, token))
 
     def on_computed(self, job: Work, token: int) -> None:
-        client, number, _, _ = job
+        client, number, _, steps, earlier = job
         if token != self.tokens[client]:
             return
+        self.done[client] = earlier + steps
         now = self.now
         self.say((now, record(Finished, (client, number))))
         if self.in_turn:
@@ -349,14 +355,14 @@ class VirtualClock:
         self.next_work(client)
 
     def send(self, job: Work, token: int) -> None:
-        client, number, _, _ = job
+        client, number = job[:2]
         self.asked.discard(client)
         if not self.overlaps:
             self.busy[client] = job  # the link is the client's only occupation until the upload is in
         self.put((self.tick + self.takes.upload(client, number), ARRIVAL, job, token))
 
     def on_arrival(self, job: Work, token: int) -> None:
-        client, number, version, _ = job
+        client, number, version = job[:3]
         if token != self.tokens[client]:
             if self.overlaps:  # an upload that ran beside computing when the client went away
                 self.say((self.now, Overwritten(client, number)))
@@ -365,7 +371,7 @@ class VirtualClock:
             self.busy[client] = None
         if version > self.delivered[client]:
             self.delivered[client] = version
-        arrival = record(Arrived, job)
+        arrival = record(Arrived, job[:4])
         now = self.now
         self.say((now, arrival))
         self.obey(self.conductor.arrived(now, arrival))

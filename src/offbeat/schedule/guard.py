@@ -24,6 +24,7 @@ from offbeat.records import (
     Commit,
     Drop,
     Fetch,
+    Finished,
     JobName,
     Joined,
     Left,
@@ -59,6 +60,7 @@ class Guard:
         self.orders: defaultdict[int, list[Start]] = defaultdict(list)  # under way to a client
         self.offers: list[int] = []  # the steps of each version that was offered to all
         self.numbers: defaultdict[int, int] = defaultdict(int)  # jobs that a client has begun
+        self.steps: defaultdict[int, int] = defaultdict(int)  # local steps of the jobs that a client has finished
         self.open: defaultdict[int, dict[int, Begun]] = defaultdict(dict)  # begun, and not settled
         self.heard: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=RECENT))  # jobs that arrived
         self.asked: set[int] = set()  # whose send buffer was asked for
@@ -107,8 +109,8 @@ class Guard:
     # ---- what happens on clients -----------------------------------------------------------------
     def begun(self, event: Begun) -> bool:
         """A client begins on what it was ordered or offered; whether that can be."""
-        client, number, version, steps = event
-        if not self.known(client) or number != self.numbers[client]:
+        client, number, version, steps, before = event
+        if not self.known(client) or number != self.numbers[client] or before != self.steps[client]:
             self.refuse("unknown")
             return False
         if client in self.away:
@@ -125,6 +127,11 @@ class Guard:
         self.open[client][number] = event
         return True
 
+    def finished(self, event: Finished) -> None:
+        """A client has computed a job to its end: its next job begins behind the steps of this one."""
+        if self.known(event.client) and (begun := self.open[event.client].get(event.job)) is not None:
+            self.steps[event.client] = begun.steps_before + begun.steps
+
     def overwritten(self, event: Overwritten) -> None:
         """A client has given a job up, or put a newer update in its place."""
         if self.known(event.client):
@@ -138,7 +145,7 @@ class Guard:
         begun = self.open[client].get(number)
         if begun is None:
             return "repeated" if number in self.heard[client] else "late"
-        if tuple(begun) != tuple(event) or (self.policy.holds and client not in self.asked):
+        if begun[:4] != event or (self.policy.holds and client not in self.asked):
             return "unknown"
         return None
 
@@ -183,6 +190,8 @@ class Guard:
             return self.woke(now, record)
         if isinstance(record, Begun):
             self.begun(record)
+        elif isinstance(record, Finished):
+            self.finished(record)
         elif isinstance(record, Overwritten):
             self.overwritten(record)
         return []

@@ -7,6 +7,7 @@ its commands against those recorded.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from operator import itemgetter
@@ -19,6 +20,7 @@ from offbeat.records import (
     EVENTS,
     Begun,
     Commit,
+    Finished,
     Record,
     Row,
 )
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*COMMANDS, *EVENTS)}
 NAMES = {kind: name for name, kind in KINDS.items()}
-COLUMNS = ("time", "kind", "client", "job", "version", "steps", "tag", "until", "jobs")
+COLUMNS = ("time", "kind", "client", "job", "version", "steps", "steps_before", "tag", "until", "jobs")
 
 
 # Where the fields of each record stand among the columns; the time of a `WakeAt` is in "until".
@@ -45,7 +47,7 @@ def flat(row: Row) -> tuple[Any, ...]:
     """One row as the values of `COLUMNS`; what a record does not have is None.
 
     >>> flat((1.5, Commit(((3, 0), (4, 1)))))
-    (1.5, 'commit', None, None, None, None, None, None, [3, 0, 4, 1])
+    (1.5, 'commit', None, None, None, None, None, None, None, [3, 0, 4, 1])
     """
     time, record = row
     kind = type(record)
@@ -63,6 +65,24 @@ def unflat(values: Sequence[Any]) -> Row:
         return values[0], Commit(tuple(zip(numbers, numbers, strict=True)))
     record: Record = tuple.__new__(kind, [values[place] for place in PLACES[kind]])
     return values[0], record
+
+
+class StepsBefore:
+    """Completes rows of a trace that was stored without the column `steps_before`: passed in order, each `Begun` gets
+    the steps of its client's finished jobs."""
+
+    def __init__(self) -> None:
+        self.done: Counter[int] = Counter()
+        self.working: dict[int, int] = {}
+
+    def __call__(self, row: Row) -> Row:
+        now, record = row
+        if type(record) is Begun:
+            self.working[record.client] = record.steps
+            return now, record._replace(steps_before=self.done[record.client])
+        if type(record) is Finished:
+            self.done[record.client] += self.working.pop(record.client, 0)
+        return row
 
 
 def difference(one: Iterable[Row], other: Iterable[Row]) -> str | None:

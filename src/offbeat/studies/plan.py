@@ -110,7 +110,7 @@ def measured(engine: Engine, sizes: Sequence[int], steps: int, least: float, say
     clients = len(engine.server.sizes)
     for size in sizes:
         say(f"measuring tiles of {size}")
-        jobs = [Begun(row % clients, row // clients, 0, steps) for row in range(size)]
+        jobs = [Begun(row % clients, row // clients, 0, steps, row // clients * steps) for row in range(size)]
         best, began, goes = float("inf"), time.perf_counter(), 0
         while goes < 6 or time.perf_counter() - began < least:
             best = min(best, seconds_of(engine, jobs))

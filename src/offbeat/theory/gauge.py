@@ -139,7 +139,7 @@ class Gauge:
 
     def walked(self, x: Tensor, clients: Tensor, steps: int, lr: float) -> Tensor:
         """Where clients stand `[n, d]` after so many local steps of SGD from a point, with their own batches."""
-        jobs = [Begun(client, self.job, 0, steps) for client in clients.tolist()]
+        jobs = [Begun(client, self.job, 0, steps, self.job * steps) for client in clients.tolist()]
         self.looked += sum(steps * self.samples.per_step(job.client) for job in jobs)
         problem = wave.Problem(self.model, self.samples, local.sgd(lr), self.seed)
         outcome = wave.wave(problem, {"model": x.expand(len(jobs), -1)}, jobs, self.advance)
