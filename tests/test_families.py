@@ -96,7 +96,8 @@ def plain_loop(case: Case, model: nn.Module, data: Data, dtype: torch.dtype, dev
             client = copy.deepcopy(model)
             for _ in range(STEPS[case.commits]):
                 client.zero_grad()
-                kind.loss(client(*x), y).backward()
+                with torch.backends.cudnn.flags(allow_tf32=False):  # recurrent layers and convolutions on a device
+                    kind.loss(client(*x), y).backward()
                 with torch.no_grad():
                     for p in client.parameters():
                         if p.grad is not None:
