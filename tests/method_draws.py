@@ -369,21 +369,6 @@ def problem_of(case: Case) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tens
 
 
 # ---- what is known to be wrong ---------------------------------------------------------------------
-def faults(case: Case, rows: list[tuple[float, Any]]) -> set[str]:
-    """Which defects of issue 27 can show in this run."""
-    name, found = case.name, set()
-    commits = [record.jobs for _, record in rows if isinstance(record, Commit)]
-    if name.startswith("fedagrac") and case.leaves and not case.method.get("n") and not case.drops:
-        found.add("8: FedaGrac with missing clients")
-    if name.startswith(("fedagrac", "scaffold")) and any(len(dict(jobs)) < len(jobs) for jobs in commits):
-        found.add("9: a client drawn twice")
-    if name == "fedlin" and case.leaves:
-        found.add("10: FedLin with clients that leave")
-    if case.sampling == "in-order-continued" and (case.random_steps or name == "fedlin" or lost(rows)):
-        found.add("11: positions in a stream")
-    return found
-
-
 def lost(rows: list[tuple[float, Any]]) -> bool:
     """Whether a client began on a job that it did not finish, and went on."""
     began: dict[int, int] = {}

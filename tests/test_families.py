@@ -25,19 +25,6 @@ from offbeat import Experiment, Task, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.func.jvp compiles its own scripts
 
-# Families whose runs differ from the loop in float64, with the reason: at every width, and from WIDE on.
-KNOWN_WRONG: dict[str, str] = {
-    "PenaltyOfTrained": "requires_grad of a parameter is False in a wave",
-    "PenaltyByType": "isinstance(p, nn.Parameter) is False in a wave",
-    "AskedForGradients": "requires_grad of an activation is False in a wave",
-    "NodeHook": "grad_fn of an activation is None in a wave",
-    "StridedViews": "as_strided with an explicit offset reads another parameter in a wave",
-}
-STALE = "a layer's input is a parameter of 4,096 weights or more: the gradient reads its updated values"
-KNOWN_WRONG_WIDE: dict[str, str] = dict.fromkeys(
-    ("Perceiver", "FlatLatents", "ParameterIsInputAndWeight", "WeightOfOneLayerIntoAnother", "Gcn", "Gat", "GraphSage",
-     "InductiveFactorisation", "HyperNetworkOfACode"), STALE)  # fmt: skip
-
 SMALL, EDGE, WIDE, LARGEST = 8, 64, 72, 512  # 64 * 64 is the limit of 4,096 weights; 512 * 512 passes 131,072
 STEPS = {2: 2, 14: 8}  # local steps by commits: with 14 commits more than 100 steps, so that steps are traced
 LR = 0.05
@@ -189,19 +176,9 @@ CUDA_GRID = [
 ]
 
 
-def is_known_wrong(case: Case) -> str | None:
-    """Reason of a disagreement that is known; in float32 it may be smaller than rounding."""
-    return KNOWN_WRONG.get(case.family) or (KNOWN_WRONG_WIDE.get(case.family) if case.width >= EDGE else None)
-
-
 def listed(cases: list[Case], *marks: Any) -> Any:
-    """The cases as parameters; a known disagreement has to show in float64."""
-    return pytest.mark.parametrize("case", [
-        pytest.param(case, id="-".join(map(str, case)), marks=[
-            *marks, *([pytest.mark.xfail(reason=reason, strict=case.precision == "float64")]
-                      if (reason := is_known_wrong(case)) else [])])
-        for case in cases
-    ])  # fmt: skip
+    """The cases as parameters."""
+    return pytest.mark.parametrize("case", [pytest.param(c, id="-".join(map(str, c)), marks=marks) for c in cases])
 
 
 @listed(sorted(IN_TEST, key=str))
