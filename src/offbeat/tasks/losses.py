@@ -126,7 +126,7 @@ def sum_note(model: nn.Module, loss: Any, x: Tree, y: Tree, whole: bool = False)
     two and three times its loss. The model is called once, on a copy."""
     first = next(p for p in model.parameters() if p.requires_grad)
     inputs, targets = (fitting(rows_of(t, slice(2)), first) for t in (x, y))
-    with warnings.catch_warnings(), forked([first.device]), torch.no_grad():
+    with warnings.catch_warnings(), forked([first.device]), torch.enable_grad():
         warnings.simplefilter("ignore")
         try:
             own = copy.deepcopy(model).train()
