@@ -56,21 +56,6 @@ class Case:
         ends = [sum(self.fleet["clusters"]["sizes"][: k + 1]) for k in range(len(self.graphs))]
         return [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
 
-    @property
-    def leaves(self) -> bool:
-        """Whether clients come and go, or lose jobs."""
-        return bool(self.fleet.get("drop_out") or self.fleet.get("mean_on"))
-
-    @property
-    def drops(self) -> bool:
-        """Whether a round may leave out a client that has begun."""
-        return "deadline" in self.method or "over_selection" in self.method
-
-    @property
-    def random_steps(self) -> bool:
-        law = self.fleet.get("local_steps")
-        return isinstance(law, dict) and law.get("mode") == "random"
-
 
 # ---- drawing --------------------------------------------------------------------------------------
 class Chance(random.Random):
@@ -366,22 +351,6 @@ def problem_of(case: Case) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tens
     if case.seed % 3 == 0:
         return module, functional.mse_loss, (x, (0.3 * scores).double()), shards
     return module, functional.cross_entropy, (x, scores.argmax(1)), shards
-
-
-# ---- what is known to be wrong ---------------------------------------------------------------------
-def faults(case: Case, rows: list[tuple[float, Any]]) -> set[str]:
-    """Which defects of issue 27 can show in this run."""
-    name, found = case.name, set()
-    commits = [record.jobs for _, record in rows if isinstance(record, Commit)]
-    if name.startswith("fedagrac") and case.leaves and not case.method.get("n") and not case.drops:
-        found.add("8: FedaGrac with missing clients")
-    if name.startswith(("fedagrac", "scaffold")) and any(len(dict(jobs)) < len(jobs) for jobs in commits):
-        found.add("9: a client drawn twice")
-    if name == "fedlin" and case.leaves:
-        found.add("10: FedLin with clients that leave")
-    if case.sampling == "in-order-continued" and (case.random_steps or name == "fedlin" or lost(rows)):
-        found.add("11: positions in a stream")
-    return found
 
 
 def lost(rows: list[tuple[float, Any]]) -> bool:

@@ -7,19 +7,11 @@ from collections import Counter
 
 import pytest
 
-from method_draws import NAMES, both, drawn, faults, lost, trace_of
+from method_draws import NAMES, both, drawn, lost, trace_of
 from offbeat.records import Begun, Commit
 
 EACH = 15  # draws of each method
 SOAK = 250
-
-# Defects of issue 27 that are being repaired: draws in which one of them can show are not compared.
-KNOWN = {
-    "8: FedaGrac with missing clients",
-    "9: a client drawn twice",
-    "10: FedLin with clients that leave",
-    "11: positions in a stream",
-}
 
 
 def compare(numbers: range) -> None:
@@ -31,8 +23,6 @@ def compare(numbers: range) -> None:
             found = both(case)
         except Exception as error:
             raise AssertionError(f"draw {number}: {case}") from error
-        if faults(case, found.rows) & KNOWN:
-            continue
         if difference := found.difference:
             wrong.append(f"draw {number}: {difference}\n    {case}")
     assert not wrong, "\n".join(wrong)
