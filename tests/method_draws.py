@@ -56,21 +56,6 @@ class Case:
         ends = [sum(self.fleet["clusters"]["sizes"][: k + 1]) for k in range(len(self.graphs))]
         return [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
 
-    @property
-    def leaves(self) -> bool:
-        """Whether clients come and go, or lose jobs."""
-        return bool(self.fleet.get("drop_out") or self.fleet.get("mean_on"))
-
-    @property
-    def drops(self) -> bool:
-        """Whether a round may leave out a client that has begun."""
-        return "deadline" in self.method or "over_selection" in self.method
-
-    @property
-    def random_steps(self) -> bool:
-        law = self.fleet.get("local_steps")
-        return isinstance(law, dict) and law.get("mode") == "random"
-
 
 # ---- drawing --------------------------------------------------------------------------------------
 class Chance(random.Random):
@@ -368,7 +353,6 @@ def problem_of(case: Case) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tens
     return module, functional.cross_entropy, (x, scores.argmax(1)), shards
 
 
-# ---- what is known to be wrong ---------------------------------------------------------------------
 def lost(rows: list[tuple[float, Any]]) -> bool:
     """Whether a client began on a job that it did not finish, and went on."""
     began: dict[int, int] = {}

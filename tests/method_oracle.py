@@ -308,8 +308,8 @@ class Replay:
         for _, record in rows:
             if isinstance(record, Begun):
                 begun[record[:2]] = record, self.read[record.client]
-                before = getattr(record, "steps_before", self.read[record.client])
-                self.require(before == self.read[record.client], f"{record} begins elsewhere in its client's stream")
+                right = record.steps_before == self.read[record.client]
+                self.require(right, f"{record} begins elsewhere in its client's stream")
             elif isinstance(record, Finished):
                 job, position = begun[record[:2]]
                 self.read[job.client] += job.steps
@@ -648,13 +648,12 @@ class Scaffold(Replay):
         else:
             renewed = c_i - c + (x - path.y) / sum(path.rates)  # (ii): K lr is the sum of the rates
         self.c_i[path.device] = renewed
-        return {"delta": x - path.y, "control": renewed, "c_delta": renewed - c_i}  # 13
+        return {"delta": x - path.y, "control": renewed}  # 13
 
     def commit(self, cohort: list[Arrival]) -> None:
         self.descend(self.sum_of("delta", self.weights(cohort), cohort))  # 16-17
-        for arrival in {(a.unit, a.job): a for a in cohort}.values():  # a client drawn twice does one job
-            before = self.last[arrival.unit]
-            self.last[arrival.unit] = arrival.sent.get("control", before + arrival.sent.get("c_delta", 0 * self.zero))
+        for arrival in cohort:
+            self.last[arrival.unit] = arrival.sent["control"]
         self.look()
 
     def check(self) -> None:

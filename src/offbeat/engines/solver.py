@@ -308,7 +308,9 @@ class LocalSolver:
         reason = ""
         while True:
             try:
-                with threads(1 if self.light else None):  # several would wait for each other
+                with threads(
+                    1 if self.light or self.problem.model.one_thread else None
+                ):  # several would wait for each other
                     value = compute()
             except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
                 if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:

@@ -119,7 +119,8 @@ class TiledAdvance:
             return self.tile(problem, *part, begin, count, width)  # type: ignore[call-arg]
 
         alone = len(parts) == 1 or self.large
-        with threads(self.inside if alone and not self.light else 1), unoptimised():
+        light = self.light or problem.model.one_thread
+        with threads(self.inside if alone and not light else 1), unoptimised():
             free = all((size, width) in self.steps for size in sizes)  # of the module, which serves one at a time
             done = list((workers(self.side_by_side).map if free and not alone else map)(take, parts))
         if len(done) == 1:

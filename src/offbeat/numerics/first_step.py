@@ -1,4 +1,8 @@
-"""The first step of a run in the form of a wave, compared with the reference loop: what selects the reference loop."""
+"""The first step of a run in the form of a wave, compared with the reference loop: what selects the reference loop.
+
+It also finds models whose waves need one thread. PyTorch factorises a batch of large matrices on several threads with
+MKL, which is not safe there: it prints errors, gives wrong numbers or does not end (PyTorch issue 141358).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import keys
 from offbeat.numerics.buffers import part_name
+from offbeat.numerics.threads import threads
 from offbeat.numerics.trial import seeded, trial_key
 from offbeat.numerics.vector import FlatModel
 
@@ -26,11 +32,12 @@ def why_reference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
     for name, part in model.module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             return f"{part_name(name, part)} has a hook on a gradient"
-    hooks = _Hooks()
-    with seeded(1, x.device), hooks:
+    hooks, factorisations = _Hooks(), _Factorisations()
+    with seeded(1, x.device), hooks, factorisations, threads(1):
         reason = _difference(*model.in_double(x, y))
         if isinstance(reason, Exception):  # a model that is written for one number type
             reason = _difference(model, x, y)
+    model.one_thread = factorisations.used
     if hooks.used:
         return "its forward has a hook on a gradient"
     return reason if isinstance(reason, str) else None
@@ -75,6 +82,32 @@ def _apart(pairs: list[tuple[str, Tensor, Tensor]], largest: float, dtype: torch
         size = max(float(reference.abs().max()), least * largest if name.startswith("the gradient") else 1e-30)
         if not gap <= tolerance * size:
             yield f"in a wave {name} differs from that of the module itself by {gap / size:.2g} of its size"
+
+
+_LU = {
+    *("linalg_lu_factor", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet"),
+    *("linalg_lu", "linalg_lu_solve"),
+}
+_LARGE = 128  # rows of a matrix; it goes wrong from 151 on
+
+
+class _Factorisations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices LU factorisations of large matrices on a processor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.used = False
+
+
+def _noticing(self: _Factorisations, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    if func.overloadpacket.__name__ in _LU:
+        matrix = args[0]
+        self.used |= matrix.device.type == "cpu" and matrix.shape[-1] >= _LARGE
+    return func(*args, **(kwargs or {}))
+
+
+# Inside the class PyTorch would wrap it, and import its compiler at the first call: seconds.
+_Factorisations.__torch_dispatch__ = _noticing  # type: ignore[method-assign, assignment]
 
 
 class _Hooks(TorchFunctionMode):

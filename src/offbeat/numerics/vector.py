@@ -181,6 +181,7 @@ class FlatModel:
         self.ruled = None if layout is None else Ruled(layout, rule)
         self.evaluated: list[Values] = []  # the buffers that evaluation uses; one entry, or none for the initial ones
         self.constants = Constants(self.module, self.kinds)
+        self.one_thread = False  # several would compute wrong numbers (`numerics/first_step.py`)
         self.loss = loss_copied(loss, dtype)
         self.dtype = dtype
         self.forms = forms
