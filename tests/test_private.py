@@ -28,21 +28,23 @@ USES = re.compile(
 OTHERS = {  # of Python, NumPy and Ray, and Offbeat's own
     "_replace", "_asdict", "_fields", "_is_protocol", "_core", "_private", "_node_ip_address", "_apart",
 }  # fmt: skip
+OURS = re.compile(r"\bdef (_\w+)|\bself\.(_\w+)(?:: [^=\n]+)? =")  # methods and attributes
 LISTED = {
-    "_NormBase": {"numerics/batch_norm.py"},  # layers that keep running statistics
-    "_BatchNorm": {"numerics/batch_norm.py"},
-    "_backward_hooks": {"numerics/unseen.py", "numerics/vector.py"},  # hooks on gradients, which waves would not call
-    "_backward_pre_hooks": {"numerics/unseen.py"},
-    "_forward_cls": {"numerics/unseen.py"},  # which Function made a node of the graph
+    "_NormBase": {"numerics/buffers.py"},  # layers that keep running statistics
+    "_backward_hooks": {"numerics/first_step.py", "numerics/replica.py"},  # on gradients, which waves would not call
+    "_backward_pre_hooks": {"numerics/first_step.py"},
+    "_post_accumulate_grad_hooks": {"numerics/first_step.py", "numerics/replica.py"},
+    "_buffers": {"numerics/replica.py", "numerics/vector.py"},  # a buffer put back where a call replaced it
+    "_version": {"numerics/snapshot.py", "numerics/trial.py", "numerics/vector.py"},  # whether a tensor was written
     "_error_on_data_dependent_ops": {"engines/tiles.py"},  # traced steps may read a value
     "_op": {"engines/tiles.py"},  # an operation without what Python adds to it
-    "_python_dispatch": {"numerics/trial.py"},  # notices operations that draw
+    "_python_dispatch": {"numerics/first_step.py", "numerics/trial.py"},  # notices operations that draw, or factorise
     "_engine_run_backward": {"numerics/vector.py"},  # `torch.autograd.grad` without its imports
     "_functorch": {"engines/solver.py", "numerics/transforms.py"},  # which transforms are at work, and their warnings
     "_set_vmap_fallback_warning_enabled": {"engines/solver.py"},
     "_inductor": {"engines/settings.py"},  # whether the compiler is there already
     "_pytree": {  # trees of tensors
-        "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/batch_norm.py",
+        "engines/captured.py", "engines/solver.py", "engines/tiles.py", "numerics/reference_loop.py",
         "numerics/evaluation.py", "numerics/forms.py", "numerics/mixing.py", "numerics/outputs.py",
         "numerics/trial.py", "numerics/wave.py", "experiments/sizes.py", "laws/of_methods.py",
         "tasks/inputs.py", "tasks/losses.py",
@@ -58,10 +60,11 @@ LISTED = {
 
 def test_the_list_is_whole() -> None:
     found: defaultdict[str, set[str]] = defaultdict(set)
+    ours = {name for path in SOURCE.rglob("*.py") for pair in OURS.findall(path.read_text()) for name in pair}
     for path in sorted(SOURCE.rglob("*.py")):
         for match in USES.finditer(path.read_text()):
             name = next(group for group in match.groups() if group)
-            if name not in OTHERS:
+            if name not in OTHERS | ours:
                 found[name].add(path.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in found.items() if name not in LISTED} == {}
     unlisted = {name: found[name] - files for name, files in LISTED.items() if found[name] - files}
@@ -72,7 +75,7 @@ def test_the_list_is_whole() -> None:
 @pytest.mark.parametrize("name", LISTED)
 def test_it_is_as_expected(name: str) -> None:
     x = torch.randn(2, 3, requires_grad=True)
-    if name in ("_NormBase", "_BatchNorm"):
+    if name == "_NormBase":
         assert isinstance(nn.BatchNorm1d(2), getattr(nn.modules.batchnorm, name)), VERSION
     elif name == "_backward_hooks":
         p = nn.Parameter(torch.zeros(2))
@@ -87,19 +90,20 @@ def test_it_is_as_expected(name: str) -> None:
         assert not part._backward_pre_hooks, VERSION
         part.register_full_backward_pre_hook(lambda *_: None)
         assert part._backward_pre_hooks, VERSION
-    elif name == "_forward_cls":
-
-        class Twice(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, t):  # type: ignore[no-untyped-def]
-                return 2 * t
-
-            @staticmethod
-            def backward(ctx, g):  # type: ignore[no-untyped-def]
-                return 2 * g
-
-        assert type(Twice.apply(x).grad_fn)._forward_cls is Twice, VERSION
-        assert not hasattr(type((x * 2).grad_fn), "_forward_cls"), VERSION
+    elif name == "_post_accumulate_grad_hooks":
+        p = nn.Parameter(torch.zeros(2))
+        assert not p._post_accumulate_grad_hooks, VERSION
+        p.register_post_accumulate_grad_hook(lambda p: None)
+        assert p._post_accumulate_grad_hooks, VERSION
+    elif name == "_buffers":
+        norm, other = nn.BatchNorm1d(2), torch.ones(2)
+        norm._buffers["running_mean"] = other
+        assert norm.running_mean is other, VERSION
+    elif name == "_version":
+        t = torch.zeros(2)
+        before = t._version
+        t.add_(1)
+        assert t._version > before, VERSION
     elif name == "_error_on_data_dependent_ops":
         from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -470,4 +470,18 @@ def test_a_moving_average_on_a_plain_attribute(used: bool) -> None:
         check(lambda: Model(forward), "wave")
 
 
+def solving(m: Any, x: Tensor) -> Tensor:
+    return plain(m, x) * torch.linalg.solve(m.matrix, torch.ones(len(m.matrix), 4, dtype=x.dtype))[:1]
+
+
+@pytest.mark.parametrize("size", [8, 200])
+def test_factorisations_of_large_matrices(size: int) -> None:
+    """On several threads MKL computes wrong ones for batches of large matrices, or does not end."""
+
+    def parts(m: Any) -> None:
+        m.matrix = nn.Parameter(3 * torch.eye(size) + 0.05 * torch.randn(size, size))
+
+    assert check(lambda: Model(solving, parts), "wave").result["rung"] == "captured"
+
+
 LOSS = functional.cross_entropy

@@ -306,11 +306,10 @@ class LocalSolver:
     def on_a_rung(self, compute: Callable[[], T]) -> T:
         """What it computes, which goes by `rung`, on the first rung down the ladder where it can."""
         reason = ""
+        one_thread = self.light or self.problem.model.one_thread  # several would wait for each other
         while True:
             try:
-                with threads(
-                    1 if self.light or self.problem.model.one_thread else None
-                ):  # several would wait for each other
+                with threads(1 if one_thread else None):
                     value = compute()
             except Exception as error:  # PyTorch's, the model's, or that of a kernel which this device cannot take
                 if isinstance(error, torch.OutOfMemoryError | OffbeatError) or self.rung == LADDER[-1]:

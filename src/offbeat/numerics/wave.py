@@ -307,9 +307,8 @@ def bytes_per_job(problem: Problem) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.module.modules() if not list(m.children())]
     with Keyed(torch.zeros((), dtype=torch.int64, device=samples.x.device)):
-        model.call(
-            model.views(model.initial().requires_grad_()), model.inputs(samples.x[:2].clone())
-        )  # it may change its input
+        views = model.views(model.initial().requires_grad_())
+        model.call(views, model.inputs(samples.x[:2].clone()))  # it may change its input
     for hook in hooks:
         hook.remove()
     unfolded = 26 if any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules()) else 1
