@@ -297,7 +297,7 @@ class Square(nn.Module):
         self.a, self.b = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.tanh() @ self.a @ self.b + x.cos() @ self.a.tanh() @ self.b
+        return x.tanh() @ self.a.tanh() @ self.b.sin() + x.cos() @ self.a.tanh() @ self.b.tanh()
 
 
 class Centred(nn.Module):
