@@ -115,7 +115,7 @@ def drawn(number: int) -> Case:
     samplings = ["replacement", "shuffle", "in-order", "in-order-continued", "in-order-continued"]
     return Case(
         number, method, fleet, shards, chance.pick("batch", batches), chance.pick("sampling", samplings), model,
-        rule or None, chance.randrange(2**32), chance.randint(3, 5), chance.pick("mode", ["wave", "wave", "twin"]),
+        rule or None, chance.randrange(2**32), chance.randint(3, 5), chance.pick("mode", ["wave", "wave", "reference"]),
         graphs,
     )  # fmt: skip
 

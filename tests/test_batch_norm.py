@@ -67,7 +67,9 @@ def plainly(p: Problem, job: Begun) -> nn.Module:
 
 def start(p: Problem) -> dict[str, Tensor]:
     shapes = memory_shapes(p.local.remembers, p.model.dimension, p.model.dtype, p.model.layout)
-    memory = {name: torch.zeros(len(JOBS), width, dtype=dtype) for name, (width, dtype) in shapes.items()}
+    memory = {
+        name: p.model.initial().new_zeros(len(JOBS), width, dtype=dtype) for name, (width, dtype) in shapes.items()
+    }
     initial = dict(zip((REAL, WHOLE), p.model.initial_values(len(JOBS)), strict=True))
     return {"model": p.model.initial().repeat(len(JOBS), 1), **initial, **memory}
 

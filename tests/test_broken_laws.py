@@ -198,7 +198,7 @@ BROKEN: dict[Callable[[], Method], dict[str, str]] = {
     keeps_state_in_a_closure: {"resumed": "all state must go through the server's"},
     keeps_state_in_the_module: {"again": "something is drawn or kept", "replayed": "ReplayDiffers"},
     counts_its_calls: {
-        "reference": "(mode = 'twin') the model differs by",
+        "reference": "(mode = 'reference') the model differs by",
         "cut": "waves of one job each the model",
     },
     another_schedule_each_time: {"replayed": "replay: ", "resumed": ""},  # the policy or the clock is met first

@@ -265,7 +265,7 @@ def options(draw: Any) -> dict[str, Any]:
         "batch": draw(batch),
         "sampling": draw(st.sampled_from(["replacement", "shuffle", "in-order"])),
         "seed": draw(st.integers(0, 2**64 - 1)),
-        "mode": draw(st.sampled_from(["wave", "twin"])),
+        "mode": draw(st.sampled_from(["wave", "reference"])),
         "fleet": fleet | ({"local_steps": law} if law else {}),
         "method": {"name": method, "client_lr": 1.0} | own | ({"local_steps": steps} if steps else {}),
         "commits": draw(st.integers(1, 5)),

@@ -210,7 +210,7 @@ def test_a_job_begins_behind_the_finished_ones(policy: Policy, seed: int) -> Non
 
 
 # ---- models -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", [{"mode": "twin"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
+@pytest.mark.parametrize("how", [{"mode": "reference"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
 @settings(max_examples=12, **CHANCE)
 @given(st.sampled_from(POLICIES), st.integers(0, 999))
 def test_each_row_is_read_once_and_in_order(
@@ -221,7 +221,7 @@ def test_each_row_is_read_once_and_in_order(
     assert np.allclose(model, streams.average(rows), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("how", [{"mode": "twin"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
+@pytest.mark.parametrize("how", [{"mode": "reference"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
 @pytest.mark.parametrize("seed", range(3))
 def test_fedlin_reads_probes_and_steps_from_one_stream(how: dict[str, Any], seed: int, tmp_path: Path) -> None:
     streams = Streams.of(seed)
@@ -231,7 +231,7 @@ def test_fedlin_reads_probes_and_steps_from_one_stream(how: dict[str, Any], seed
     assert np.allclose(model, streams.fedlin(rows), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("how", [{"mode": "twin"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
+@pytest.mark.parametrize("how", [{"mode": "reference"}, {}, {"engine": "tiles"}], ids=["reference", "waves", "tiles"])
 def test_devices_of_a_cluster_read_their_streams(how: dict[str, Any], tmp_path: Path) -> None:
     """Blocks, some of whose jobs are dropped: without gossip, each device does what it would do alone."""
     streams = Streams.of(5, [[0, 1, 2], [3, 4, 5]])
