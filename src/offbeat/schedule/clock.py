@@ -355,14 +355,14 @@ class VirtualClock:
         self.next_work(client)
 
     def send(self, job: Work, token: int) -> None:
-        client, number = job[:2]
+        client, number, _, _, _ = job
         self.asked.discard(client)
         if not self.overlaps:
             self.busy[client] = job  # the link is the client's only occupation until the upload is in
         self.put((self.tick + self.takes.upload(client, number), ARRIVAL, job, token))
 
     def on_arrival(self, job: Work, token: int) -> None:
-        client, number, version = job[:3]
+        client, number, version, _, _ = job
         if token != self.tokens[client]:
             if self.overlaps:  # an upload that ran beside computing when the client went away
                 self.say((self.now, Overwritten(client, number)))
