@@ -34,7 +34,7 @@ OWN = {REAL: "own buffers", WHOLE: "own counters"}  # what clients remember unde
 _Norm: Any = nn.modules.batchnorm._NormBase
 
 
-class Kinds:
+class BufferKinds:
     """Which buffers of a module change in training: `state` matters later, a `cache` is the same after every call."""
 
     def __init__(self, state: Collection[str] = (), cache: Collection[str] = ()) -> None:
@@ -77,7 +77,7 @@ def own_buffers(module: nn.Module, parts: Collection[str]) -> set[str]:
     }
 
 
-class Layout:
+class BufferLayout:
     """The changing buffers of a module: their places in the module, and in the two vectors."""
 
     def __init__(self, module: nn.Module, names: Collection[str], dtype: torch.dtype) -> None:
@@ -97,7 +97,7 @@ class Layout:
         self.owners = {place.rpartition(".")[0] for name in self.real for place in self.places[name]}
         self.initial = self.joined(tensors)
 
-    def to(self, device: torch.device | str) -> Layout:
+    def to(self, device: torch.device | str) -> BufferLayout:
         self.initial = tuple(t.to(device) for t in self.initial)
         return self
 
@@ -152,10 +152,10 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Ruled:
+class BufferRule:
     """The rule of a run for the buffers of its model."""
 
-    layout: Layout
+    layout: BufferLayout
     rule: BatchNorm
 
     # ---- what one wave does ---------------------------------------------------------------------
@@ -263,7 +263,9 @@ def _without(state: State) -> State:
     return {name: vector for name, vector in state.items() if name not in (REAL, WHOLE)}
 
 
-def memory_shapes(names: Sequence[str], dimension: int, dtype: torch.dtype, layout: Layout | None) -> dict[str, Any]:
+def memory_shapes(
+    names: Sequence[str], dimension: int, dtype: torch.dtype, layout: BufferLayout | None
+) -> dict[str, Any]:
     """Return the width and the type of the vectors that clients remember, by name."""
     own = {} if layout is None else {
         OWN[name]: (width + 1, values.dtype)
@@ -287,7 +289,7 @@ def equal_tensors(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def require(ruled: Ruled | None) -> None:
+def require(ruled: BufferRule | None) -> None:
     """Refuse running statistics where gradients are measured."""
     if ruled is not None and ruled.rule != "batch":
         raise ConfigError(["running statistics are no parameters with gradients; measure with batch_norm = 'batch'"])

@@ -26,7 +26,7 @@ from offbeat import keys
 from offbeat.errors import OffbeatError
 from offbeat.numerics.attributes import as_before
 from offbeat.numerics.blame import UNCHECKPOINTED
-from offbeat.numerics.buffers import Kinds, own_buffers, tracking
+from offbeat.numerics.buffers import BufferKinds, own_buffers, tracking
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forked import ELSEWHERE, forked
 from offbeat.numerics.forms import Tree, called
@@ -95,7 +95,7 @@ class _Called(NamedTuple):
     outputs: list[Tensor]  # of the last call
 
 
-def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> Kinds | None:
+def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> BufferKinds | None:
     """Return which buffers of a module, a copy to train, change when it is called with two batches.
 
     One that is replaced or written counts as changed, whatever its value: another batch may bring another value. A
@@ -111,17 +111,17 @@ def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> Kinds | None
     written = set().union(*(run.written for run in runs), norms)
     replaced = set().union(*(run.replaced for run in runs)) - written
     if not replaced:
-        return Kinds(written)
+        return BufferKinds(written)
     try:  # a model may fail on buffers with other values
         runs.append(_called(module, [first], shifted=True))
     except Exception:
-        return Kinds(written | replaced)
+        return BufferKinds(written | replaced)
     pairs = ((runs[0], runs[3]), (runs[1], runs[2]))
     if not all(same(one.outputs, other.outputs, REPEATS) for one, other in pairs):
-        return Kinds(written | replaced)
+        return BufferKinds(written | replaced)
     kept = runs[0].values
     alike = {n for n in replaced if all(n in run.values and same([run.values[n]], [kept[n]]) for run in runs)}
-    return Kinds(written | replaced - alike, alike)
+    return BufferKinds(written | replaced - alike, alike)
 
 
 def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False) -> _Called:

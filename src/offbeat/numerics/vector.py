@@ -26,7 +26,7 @@ from offbeat import keys
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.numerics import buffers
 from offbeat.numerics.attributes import as_before
-from offbeat.numerics.buffers import Kinds, Layout, Ruled, Values
+from offbeat.numerics.buffers import BufferKinds, BufferLayout, BufferRule, Values
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
@@ -168,7 +168,7 @@ class FlatModel:
 
     def __init__(
         self, module: nn.Module, loss: Loss, dtype: torch.dtype = torch.float32, rounded: bool = False,
-        forms: Forms = Forms(), rule: Any = None, kinds: Kinds | None = None,
+        forms: Forms = Forms(), rule: Any = None, kinds: BufferKinds | None = None,
     ) -> None:  # fmt: skip
         """`kinds` says which buffers change in training; by default those of normalisations with running statistics."""
         problems = module_problems(module, rule)
@@ -176,11 +176,11 @@ class FlatModel:
             raise ConfigError(problems)
         self.module = of_type(copied(module), dtype)
         norms = [name for name, _ in buffers.tracking(self.module)] if rule else []
-        self.kinds = Kinds(buffers.own_buffers(self.module, norms)) if kinds is None else kinds
-        layout = Layout(self.module, self.kinds.state, dtype) if rule and self.kinds.state else None
-        self.ruled = None if layout is None else Ruled(layout, rule)
+        self.kinds = BufferKinds(buffers.own_buffers(self.module, norms)) if kinds is None else kinds
+        layout = BufferLayout(self.module, self.kinds.state, dtype) if rule and self.kinds.state else None
+        self.ruled = None if layout is None else BufferRule(layout, rule)
         self.evaluated: list[Values] = []  # the buffers that evaluation uses; one entry, or none for the initial ones
-        self.constants = Constants(self.module, self.kinds)
+        self.constants = ConstantBuffers(self.module, self.kinds)
         self.one_thread = False  # several would compute wrong numbers (`numerics/first_step.py`)
         self.loss = loss_copied(loss, dtype)
         self.dtype = dtype
@@ -201,12 +201,12 @@ class FlatModel:
             self.loss.to(device)
         if self.layout is not None:
             self.layout.to(device)
-        self.constants = Constants(self.module, self.kinds)
+        self.constants = ConstantBuffers(self.module, self.kinds)
         self._replica = None
         return self
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> BufferLayout | None:
         """Of the buffers that belong to clients; None for a model without any."""
         return None if self.ruled is None else self.ruled.layout
 
@@ -454,10 +454,10 @@ class FlatModel:
         return value
 
 
-class Constants:
+class ConstantBuffers:
     """The buffers of a module that do not change in training, and a check after each call that none did."""
 
-    def __init__(self, module: nn.Module, kinds: Kinds) -> None:
+    def __init__(self, module: nn.Module, kinds: BufferKinds) -> None:
         self.caches: list[tuple[nn.Module, str, Tensor]] = []
         self.others: list[tuple[nn.Module, str, str, Tensor, int]] = []
         for owner, part in module.named_modules():

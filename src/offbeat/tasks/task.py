@@ -17,7 +17,7 @@ from offbeat.config.options import LARGEST
 from offbeat.errors import ConfigError, in_words
 from offbeat.numerics import trial, unseen
 from offbeat.numerics.blame import failing, first_line
-from offbeat.numerics.buffers import BatchNorm, Kinds
+from offbeat.numerics.buffers import BatchNorm, BufferKinds
 from offbeat.numerics.forms import Form, Forms, Tree, handing_over, packed, rows_of, scores_in, unpacked
 from offbeat.numerics.metrics import METRICS, Metric, as_metric
 from offbeat.numerics.samples import Samples, Sampling
@@ -364,7 +364,7 @@ class Task:
         """Return the model as a function of flat vectors. For the `reference` loop every buffer may change."""
         kinds = self.changing
         if reference and self.batch_norm is not None:
-            kinds = Kinds({name for name, _ in self.model.named_buffers()} - kinds.cache, kinds.cache)
+            kinds = BufferKinds({name for name, _ in self.model.named_buffers()} - kinds.cache, kinds.cache)
         forms = self.forms(dtype, self.training)
         model = FlatModel(self.model, self.loss, dtype, rounded, forms, self.batch_norm, kinds)
         if self.record is not None:
@@ -397,11 +397,11 @@ class Task:
         )
 
     @cached_property
-    def changing(self) -> Kinds:
+    def changing(self) -> BufferKinds:
         """Which buffers of the model change in training, as a few calls of a copy show."""
         names = {name for name, _ in self.model.named_buffers()}
         if not names:
-            return Kinds()
+            return BufferKinds()
         rows = torch.as_tensor(np.asarray(self.shards[0], dtype=np.int64))[: min(self.per_step(0), TRIED)]
         for dtype in NUMBERS:
             module = of_type(copied(self.model), dtype)
@@ -412,15 +412,15 @@ class Task:
             if kinds is not None:
                 break
         else:
-            kinds = Kinds(trial.norm_buffers(self.model))
+            kinds = BufferKinds(trial.norm_buffers(self.model))
         if self.batch_norm is not None:
-            kinds = Kinds(kinds.state | kinds.cache)
+            kinds = BufferKinds(kinds.state | kinds.cache)
         constant = names - kinds.state - kinds.cache
         if self.batch_norm is not None and constant and not self._can_be_batched(kinds, rows):
-            return Kinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later
+            return BufferKinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later
         return kinds
 
-    def _can_be_batched(self, kinds: Kinds, rows: Tensor) -> bool:
+    def _can_be_batched(self, kinds: BufferKinds, rows: Tensor) -> bool:
         """Whether a step of this model runs in the form of a wave."""
         dtype, device = NUMBERS[0], next(self.model.parameters()).device
         forms = self.forms(dtype, self.training)
