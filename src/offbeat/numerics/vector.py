@@ -297,7 +297,8 @@ class FlatModel:
     def one(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> Tensor:
         """The loss of one client on one batch; `key` is for what the model draws at random."""
         with Keyed(key):
-            return self.batch_loss(self.views(flat), *self.batch(x, y))
+            inputs, targets = self.batch(x, y)
+            return self.mean_loss(self.call(self.views(flat), inputs), targets)
 
     def slope(self, flat: Tensor, x: Tensor, y: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss of one client on one batch, and its gradient `[d]`, by the module itself and `backward()`."""
@@ -427,9 +428,6 @@ class FlatModel:
 
     def targets(self, y: Tensor) -> Tree:
         return unpacked(self.forms.targets, y)
-
-    def batch_loss(self, views: dict[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-        return self.mean_loss(self.call(views, inputs, self.buffers()), targets)
 
     def everywhere(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
         """Views in every place of their parameter."""
