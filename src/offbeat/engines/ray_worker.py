@@ -73,6 +73,9 @@ def parcel(spec: Spec, put: Callable[[Any], Any]) -> Parcel:
     problem = spec.problem
     model = copy.copy(problem.model)
     model.module = copy.deepcopy(model.module).cpu()
+    if model.ruled is not None:
+        model.ruled = copy.deepcopy(model.ruled)
+        model.ruled.layout.to("cpu")
     there = problem._replace(model=model, samples=problem.samples.to("cpu"))
     file = io.BytesIO()
     packer = Packer(file, put)

@@ -37,8 +37,13 @@ _Norm: Any = nn.modules.batchnorm._NormBase
 class BufferKinds:
     """Which buffers of a module change in training: `state` matters later, a `cache` is the same after every call."""
 
-    def __init__(self, state: Collection[str] = (), cache: Collection[str] = ()) -> None:
-        self.state, self.cache = frozenset(state), frozenset(cache)
+    def __init__(self, state: Collection[str] = (), cache: Collection[str] = (), layers: Collection[str] = ()) -> None:
+        """`layers` are the names of parts with running statistics."""
+        self.state, self.cache, self.layers = frozenset(state), frozenset(cache), frozenset(layers)
+
+    def with_state(self, more: Collection[str]) -> BufferKinds:
+        """Return the same kinds with more buffers that are state."""
+        return BufferKinds(self.state | set(more), self.cache - set(more), self.layers)
 
 
 def norm_problems(module: nn.Module, rule: str | None) -> list[str]:
@@ -94,7 +99,6 @@ class BufferLayout:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.real = [name for name, dtype in self.dtypes.items() if dtype.is_floating_point or dtype.is_complex]
         self.whole = [name for name in self.dtypes if name not in self.real]
-        self.owners = {place.rpartition(".")[0] for name in self.real for place in self.places[name]}
         self.initial = self.joined(tensors)
 
     def to(self, device: torch.device | str) -> BufferLayout:
@@ -125,6 +129,15 @@ class BufferLayout:
             vectors.append(torch.cat(parts, dim=-1) if parts else empty)
         device = next((t.device for t in tensors.values()), None)
         return tuple(vector.to(device) for vector in vectors)
+
+    def require_shared(self, given: Mapping[str, Tensor]) -> None:
+        """Raise an error if a call replaced a buffer in one of its places only."""
+        for name, places in self.places.items():
+            if any(given[place] is not given[name] for place in places):
+                raise OffbeatError(
+                    f"buffers {', '.join(map(repr, places))} of the model are one tensor, and a call replaced one of "
+                    "them: change it in place, or register two tensors"
+                )
 
     def tensors(self, values: Values) -> dict[str, Tensor]:
         """Return the buffers by name, `[..., *shape]`, each in memory of its own: a module may change it in place.

@@ -7,6 +7,7 @@ MKL, which is not safe there: it prints errors, gives wrong numbers or does not 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offbeat import keys
 from offbeat.numerics.buffers import part_name
+from offbeat.numerics.replica import Replica
 from offbeat.numerics.threads import threads
 from offbeat.numerics.trial import seeded, trial_key
 from offbeat.numerics.vector import FlatModel
@@ -34,27 +36,29 @@ def why_reference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
             return f"{part_name(name, part)} has a hook on a gradient"
     hooks, factorisations = _Hooks(), _Factorisations()
     with seeded(1, x.device), hooks, factorisations, threads(1):
-        reason = _difference(*model.in_double(x, y))
-        if isinstance(reason, Exception):  # a model that is written for one number type
-            reason = _difference(model, x, y)
+        reason = None
+        for in_double in (True, False):
+            with suppress(Exception):  # a model that is written for one number type, or too large in another
+                reason = _difference(*(model.in_double(x, y) if in_double else (model, x, y)))
+                break
     model.one_thread = factorisations.used
     if hooks.used:
         return "its forward has a hook on a gradient"
-    return reason if isinstance(reason, str) else None
+    return reason
 
 
 @torch.no_grad()
-def _difference(model: FlatModel, x: Tensor, y: Tensor) -> str | Exception | None:
+def _difference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
     """Return what differs between one step of two clients as a wave, and of each by the module itself."""
+    replica = Replica(model)
     start = model.initial()
     flat = torch.stack([start, 0.97 * start + 0.003 * torch.arange(len(start), device=start.device).sin()])
     key = keys.fold(trial_key(x.device), torch.arange(2, device=x.device))
     both = [torch.stack([t, t.flip(0)]) for t in (x, y)]
     values = model.initial_values(2)
-    try:
-        single = [model.replica.gradient(flat[i], model.buffers(), both[0][i], both[1][i], key[i]) for i in (0, 1)]
-    except Exception as error:  # whatever a model of one's own raises
-        return error
+    single = [
+        replica.gradient(flat[i], model.buffers(), both[0][i].clone(), both[1][i].clone(), key[i]) for i in (0, 1)
+    ]
     try:
         losses, gradient, values = model.gradient_step(flat, values, both[0], both[1], key)
     except Exception:  # a wave that fails is left for the reference loop when it does

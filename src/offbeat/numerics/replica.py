@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,6 +66,9 @@ class Replica:
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         gradient = torch.cat([slope.detach().reshape(-1) for slope in slopes])
         named = dict(module.named_buffers(remove_duplicate=False))
+        if model.layout is not None:
+            model.layout.require_shared(named)
+        module.zero_grad()  # the gradient is copied above
         return loss.detach(), gradient, {name: named[name].detach().clone() for name in buffers}
 
     def attributes(self) -> Snapshot:
@@ -76,9 +79,13 @@ class Replica:
         """Return what calls change there that a check before the run has seen to be harmless: on these samples."""
         if self.usual is None:
             before, flat = self.attributes(), self.model.initial()
-            with suppress(Exception):  # what fails is said where it is computed
+            try:
                 for at in (slice(None), [0] * len(x)):
                     self.gradient(flat, self.model.buffers(), x[at], y[at], key, keep=True)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # what fails is said where it is computed
+                pass
             self.usual = {head(path) for path in before.changed(self.attributes())}
             before.restore()
         return self.usual

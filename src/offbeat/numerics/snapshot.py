@@ -6,10 +6,10 @@ A trial before a run takes snapshots between calls, to find state that would dif
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import setitem
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from offbeat.numerics.buffers import equal_tensors
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 10_000  # values that are looked at
 _DEPTH = 6
+_LOSS = "loss: "  # where paths into the loss begin
+_LARGE = 1 << 20  # numbers of a tensor that is too large to be copied; it is known by itself alone
 
 
 class _Value(NamedTuple):
@@ -39,17 +41,18 @@ class Snapshot:
         self.values: dict[str, _Value] = {}
         self._visited: set[int] = set()
         for number, root in enumerate(roots):
-            ending = " of the loss" if number else ""
+            start = _LOSS if number else ""
             if isinstance(root, nn.Module):
                 for owner, part in root.named_modules():
-                    self._attributes(vars(part), f"{owner}." if owner else "", ending)
+                    self._attributes(vars(part), f"{start}{owner}." if owner else start, 0)
+                    self._class(type(part), start, 0)
             else:
-                self._inside(root, "", ending, 0)
+                self._inside(root, start, 0)
 
-    def _attributes(self, names: dict[str, Any], path: str, ending: str, depth: int = 0) -> None:
+    def _attributes(self, names: dict[str, Any], path: str, depth: int) -> None:
         for name, value in list(names.items()):
             if name not in INNER:
-                self._visit(value, f"{path}{name}{ending}", partial(setitem, names, name), depth)
+                self._visit(value, f"{path}{name}", partial(setitem, names, name), depth)
 
     def _visit(self, value: Any, path: str, put: Callable[[Any], None] | None, depth: int) -> None:
         if len(self.values) >= _MOST or depth > _DEPTH or isinstance(value, nn.Module | nn.Parameter):
@@ -58,28 +61,60 @@ class Snapshot:
         self._visited.add(id(value))
         if not known:
             self.values[path] = _Value(value, _saved(value), put)
-            self._inside(value, path, "", depth)
+            self._inside(value, f"{path}.", depth)
 
-    def _inside(self, value: Any, path: str, ending: str, depth: int) -> None:
+    def _inside(self, value: Any, path: str, depth: int) -> None:
         if isinstance(value, dict):
             for key, each in list(value.items()):
-                self._visit(each, f"{path}[{key!r}]", partial(setitem, value, key), depth + 1)
+                self._visit(each, f"{path[:-1]}[{key!r}]", partial(setitem, value, key), depth + 1)
         elif isinstance(value, list | deque):
             for place, each in enumerate(list(value)):
-                self._visit(each, f"{path}[{place}]", partial(_set, value, place), depth + 1)
+                self._visit(each, f"{path[:-1]}[{place}]", partial(_set, value, place), depth + 1)
         elif isinstance(value, tuple | set | frozenset):
             for place, each in enumerate(value):
-                self._visit(each, f"{path}[{place}]", None, depth + 1)
+                self._visit(each, f"{path[:-1]}[{place}]", None, depth + 1)
         elif isinstance(value, FunctionType):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                if _filled(cell):
-                    put = partial(setattr, cell, "cell_contents")
-                    self._visit(cell.cell_contents, f"{path}{name}{ending}", put, depth + 1)
-            self._attributes(vars(value), path, ending, depth + 1)
-        elif hasattr(value, "func") and callable(value):  # a partial
-            self._visit(value.func, f"{path}.func{ending}", None, depth + 1)
+            self._function(value, path, depth)
+        elif isinstance(value, MethodType):
+            self._visit(value.__self__, f"{path}self", None, depth)
+            if isinstance(value.__func__, FunctionType):
+                self._function(value.__func__, path, depth)
+        elif isinstance(value, partial):
+            for name, each in (("func", value.func), ("args", value.args), ("keywords", value.keywords)):
+                self._visit(each, f"{path}{name}", None, depth + 1)
         elif _has_attributes(value):
-            self._attributes(vars(value), f"{path}." if path else "", ending, depth + 1)
+            self._attributes(vars(value), path, depth + 1)
+            self._class(type(value), path, depth)
+
+    def _function(self, function: FunctionType, path: str, depth: int) -> None:
+        """Closure, defaults, attributes, and the globals that the code of a user's function names."""
+        if not _is_users(function):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if _filled(cell):
+                self._visit(cell.cell_contents, f"{path}{name}", partial(setattr, cell, "cell_contents"), depth + 1)
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for place, value in enumerate(defaults):
+            self._visit(value, f"{path}default{place}", None, depth + 1)
+        self._attributes(vars(function), path, depth + 1)
+        space = function.__globals__
+        for name in function.__code__.co_names:
+            if name in space and not isinstance(space[name], ModuleType | nn.Module):
+                self._visit(space[name], f"{path}{name}", partial(setitem, space, name), depth + 1)
+
+    def _class(self, kind: type, path: str, depth: int) -> None:
+        """Numbers and containers of a user's class, and what its methods refer to."""
+        if not _is_users(kind) or id(kind) in self._visited:
+            return
+        self._visited.add(id(kind))
+        start = f"{_LOSS if path.startswith(_LOSS) else ''}{kind.__name__}."
+        for name, value in list(vars(kind).items()):
+            if name.startswith("__") and name != "__call__":
+                continue
+            if isinstance(value, FunctionType):
+                self._function(value, f"{start}{name}.", depth + 1)
+            elif isinstance(value, (*_NUMBERS, list, dict, set, deque, Tensor)):
+                self._visit(value, f"{start}{name}", partial(setattr, kind, name), depth + 1)
 
     def changed(self, later: Snapshot) -> set[str]:
         """Return the paths whose values are others in a later snapshot, or were written meanwhile."""
@@ -121,20 +156,32 @@ class Snapshot:
                 put(value.detach() + by)
 
 
+def _is_users(value: Any) -> bool:
+    """Whether a function or a class is the user's own."""
+    module = str(getattr(value, "__module__", "") or "")
+    return module.split(".")[0] not in ("torch", "numpy", "builtins", "offbeat", "transformers")
+
+
 def _saved(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return (value.detach().clone(), value._version) if value.layout is torch.strided else None
+        if value.layout is not torch.strided or value.numel() > _LARGE:
+            return None
+        return value.detach().clone(), value._version
     if isinstance(value, np.ndarray | list | deque | dict | set):
         return value.copy()
     return dict(vars(value)) if _has_attributes(value) else None
 
 
 def _has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, type | ModuleType | FunctionType | Tensor | nn.Module)
+    return hasattr(value, "__dict__") and not isinstance(
+        value, type | ModuleType | FunctionType | MethodType | partial | Tensor | nn.Module
+    )
 
 
 def _same(one: _Value, other: _Value) -> bool:
     a, b = one.value, other.value
+    if isinstance(a, Iterator):
+        return False  # what it will give next cannot be seen
     if isinstance(a, Tensor):
         if a is not b or one.saved is None or other.saved is None:
             return a is b
@@ -167,21 +214,21 @@ def _filled(cell: Any) -> bool:
 def head(path: str) -> str:
     """Return the path of the attribute whose value a path leads into.
 
-    >>> head("block.0.calls['n'][0] of the loss")
-    'block.0.calls of the loss'
+    >>> head("block.0.calls['n'][0]")
+    'block.0.calls'
     """
-    return path.split("[")[0] + (" of the loss" if path.endswith(" of the loss") and "[" in path else "")
+    return path.split("[")[0]
 
 
 def attribute_name(path: str) -> str:
     """Return the attribute that a path leads through.
 
-    >>> attribute_name("block.0.calls['n'][0] of the loss")
+    >>> attribute_name("block.0.calls['n'][0]")
     'calls'
     """
-    return path.split(" of the loss")[0].split("[")[0].rpartition(".")[2]
+    return head(path).removeprefix(_LOSS).rpartition(".")[2]
 
 
 def attribute(path: str) -> str:
     """Return the attribute that a path leads through, in words."""
-    return f"'{attribute_name(path)}'" + (" of the loss" if path.endswith(" of the loss") else "")
+    return f"'{attribute_name(path)}'" + (" of the loss" if path.startswith(_LOSS) else "")

@@ -73,6 +73,15 @@ def trial_key(device: torch.device) -> Tensor:
     return torch.full((), keys.key(0, "trial"), device=device)
 
 
+def changing_buffer(name: str) -> str:
+    """Return the message on a buffer that changes in training, where no rule for it is given."""
+    return (
+        f"the model changes '{name}' while it trains. Jobs run together and in any order, so it would not be the same "
+        "for all: say what becomes of it by batch_norm = 'batch', 'local' or 'averaged'; keep such a thing out of the "
+        "model; or put that part in eval mode"
+    )
+
+
 def changes(names: list[str]) -> list[str]:
     return [
         f"the model changes {name} while it trains. Jobs run together and in any order, so it would not be the same "
@@ -81,9 +90,10 @@ def changes(names: list[str]) -> list[str]:
     ]
 
 
-def norm_buffers(module: nn.Module) -> set[str]:
-    """Return the names of the buffers of normalisations whose running statistics move in training."""
-    return own_buffers(module, [name for name, _ in tracking(module)])
+def norm_kinds(module: nn.Module) -> BufferKinds:
+    """Return the buffers of normalisations whose running statistics move in training."""
+    layers = [name for name, _ in tracking(module)]
+    return BufferKinds(own_buffers(module, layers), layers=layers)
 
 
 class _Called(NamedTuple):
@@ -95,33 +105,41 @@ class _Called(NamedTuple):
     outputs: list[Tensor]  # of the last call
 
 
-def changing_buffers(module: nn.Module, batches: Sequence[Tree]) -> BufferKinds | None:
+def changing_buffers(module: nn.Module, batches: Sequence[Tree], fixed: bool = False) -> BufferKinds | None:
     """Return which buffers of a module, a copy to train, change when it is called with two batches.
 
     One that is replaced or written counts as changed, whatever its value: another batch may bring another value. A
-    cache is replaced by the same value at every call, whatever the batch and its value before, and no output depends
-    on the latter. None if a call fails.
+    cache is replaced by the same value at every call, in eval mode too, whatever the batch and its value before, and no
+    output depends on the latter. With `fixed`, one that keeps its shape is state. None if a call fails.
     """
-    norms = norm_buffers(module)
+    norms = norm_kinds(module)
     first, second = batches
     try:
         runs = [_called(module, [first]), _called(module, [second]), _called(module, [first, second])]
     except Exception:  # whatever a model of one's own raises is said elsewhere
         return None
-    written = set().union(*(run.written for run in runs), norms)
+    written = set().union(*(run.written for run in runs), norms.state)
     replaced = set().union(*(run.replaced for run in runs)) - written
+    initial = dict(module.named_buffers())
+    leaves = {name for name, part in module.named_modules() if not list(part.children())}
+    real = {
+        n for n in written | replaced if n in initial and (initial[n].is_floating_point() or initial[n].is_complex())
+    }
+    layers = norms.layers | (leaves & {name.rpartition(".")[0] for name in real})
+    whole = BufferKinds(written | replaced, layers=layers)
     if not replaced:
-        return BufferKinds(written)
+        return whole
     try:  # a model may fail on buffers with other values
-        runs.append(_called(module, [first], shifted=True))
+        runs += [_called(module, [first], shifted=True), _called(copy.deepcopy(module).eval(), [first])]
     except Exception:
-        return BufferKinds(written | replaced)
+        return whole
     pairs = ((runs[0], runs[3]), (runs[1], runs[2]))
     if not all(same(one.outputs, other.outputs, REPEATS) for one, other in pairs):
-        return BufferKinds(written | replaced)
+        return whole
     kept = runs[0].values
     alike = {n for n in replaced if all(n in run.values and same([run.values[n]], [kept[n]]) for run in runs)}
-    return BufferKinds(written | replaced - alike, alike)
+    alike -= {name for name in alike if fixed and name in initial and initial[name].shape == kept[name].shape}
+    return BufferKinds(written | replaced - alike, alike, layers)
 
 
 def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False) -> _Called:
@@ -139,7 +157,7 @@ def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False) -
     written = {n for n, (b, version, value) in before.items() if b._version != version or not same([b], [value])}
     replaced = {n for n in now.keys() | before.keys() if n not in before or now.get(n) is not before[n][0]}
     values = {name: b.detach() for name, b in now.items()}
-    return _Called(replaced, written, values, [t for t in parts(outputs) if isinstance(t, Tensor)])
+    return _Called(replaced, written, values, [t.detach() for t in parts(outputs) if isinstance(t, Tensor)])
 
 
 def bounded_tables(module: nn.Module) -> set[str]:

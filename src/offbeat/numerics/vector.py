@@ -176,7 +176,8 @@ class FlatModel:
             raise ConfigError(problems)
         self.module = of_type(copied(module), dtype)
         norms = [name for name, _ in buffers.tracking(self.module)] if rule else []
-        self.kinds = BufferKinds(buffers.own_buffers(self.module, norms)) if kinds is None else kinds
+        state = buffers.own_buffers(self.module, norms)
+        self.kinds = BufferKinds(state, layers=norms) if kinds is None else kinds
         layout = BufferLayout(self.module, self.kinds.state, dtype) if rule and self.kinds.state else None
         self.ruled = None if layout is None else BufferRule(layout, rule)
         self.evaluated: list[Values] = []  # the buffers that evaluation uses; one entry, or none for the initial ones
@@ -194,6 +195,13 @@ class FlatModel:
         self.wide: set[int] = set()  # of the tensors that it makes: those with a row for each client
         self.called = False  # for clients together; then that is known
         self._replica: Replica | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_replica": None, "constants": None}  # both are made of the module
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.constants = ConstantBuffers(self.module, self.kinds)
 
     def to(self, device: torch.device | str) -> FlatModel:
         self.module.to(device)
@@ -213,7 +221,7 @@ class FlatModel:
     @property
     def evaluates_by_batch(self) -> bool:
         """Whether the common model has no statistics of its own, so that evaluation uses those of its batches."""
-        return self.ruled is not None and self.ruled.rule != "averaged" and bool(self.ruled.layout.owners)
+        return self.ruled is not None and self.ruled.rule != "averaged" and bool(self.kinds.layers)
 
     @property
     def replica(self) -> Replica:
@@ -275,9 +283,8 @@ class FlatModel:
         same every time."""
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
-        if self.evaluates_by_batch and self.layout is not None:
-            for owner in self.layout.owners:
-                self.module.get_submodule(owner).training = True
+        for name in self.kinds.layers if self.evaluates_by_batch else ():
+            self.module.get_submodule(name).training = True
         try:
             return self.keyed_outputs(flat, x)
         except torch.OutOfMemoryError:
@@ -442,6 +449,8 @@ class FlatModel:
             outputs = scores_in(functional_call(self.module, given, *arguments(inputs), tie_weights=False))
         self.constants.check()
         own.update((name, given[name]) for name in own)
+        if self.layout is not None:
+            self.layout.require_shared(given)
         return outputs
 
     def mean_loss(self, outputs: Any, targets: Tree) -> Tensor:

@@ -83,7 +83,7 @@ class Task:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", unwrapped(self.model))
-        assert self._untouched
+        self._untouched  # noqa: B018  taken before anyone calls the loss
         given: Any = self.shards
         if given is None and (own := of_clients(self.data)) is not None:
             object.__setattr__(self, "data", own[0])
@@ -253,7 +253,7 @@ class Task:
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         if self.batch_norm is None and self.changing.state:
-            return trial.changes([f"'{name}'" for name in sorted(self.changing.state)])
+            return [trial.changing_buffer(name) for name in sorted(self.changing.state)]
         model, x, y = self.batch(dtype, rows)
         problems = trial.problems(model, x, y)
         self._untouched.restore()  # the calls before this one may have moved a counter of the loss
@@ -364,7 +364,7 @@ class Task:
         """Return the model as a function of flat vectors. For the `reference` loop every buffer may change."""
         kinds = self.changing
         if reference and self.batch_norm is not None:
-            kinds = BufferKinds({name for name, _ in self.model.named_buffers()} - kinds.cache, kinds.cache)
+            kinds = kinds.with_state(self._constants(kinds))
         forms = self.forms(dtype, self.training)
         model = FlatModel(self.model, self.loss, dtype, rounded, forms, self.batch_norm, kinds)
         if self.record is not None:
@@ -393,7 +393,9 @@ class Task:
             return numbers
         state = self.changing.state
         return numbers + sum(
-            b.numel() for name, b in self.model.named_buffers() if name in state and b.is_floating_point()
+            b.numel() * (2 if b.is_complex() else 1)
+            for name, b in self.model.named_buffers()
+            if name in state and (b.is_floating_point() or b.is_complex())
         )
 
     @cached_property
@@ -407,18 +409,25 @@ class Task:
             module = of_type(copied(self.model), dtype)
             module = module if self.record is None else handing_over(module)
             form, data = self.forms(dtype, self.training).inputs, self.training[0]
-            batches: list[Any] = [packed(form, rows_of(data, at), dtype) for at in (rows, rows[:1].expand(len(rows)))]
-            kinds = trial.changing_buffers(module, [unpacked(form, batch) for batch in batches])
+            device = next(module.parameters()).device
+            batches: list[Any] = [
+                packed(form, rows_of(data, at), dtype).to(device) for at in (rows, rows[:1].expand(len(rows)))
+            ]
+            fixed = self.batch_norm is not None
+            kinds = trial.changing_buffers(module, [unpacked(form, batch) for batch in batches], fixed)
             if kinds is not None:
                 break
         else:
-            kinds = BufferKinds(trial.norm_buffers(self.model))
-        if self.batch_norm is not None:
-            kinds = BufferKinds(kinds.state | kinds.cache)
-        constant = names - kinds.state - kinds.cache
+            kinds = trial.norm_kinds(self.model)
+        constant = self._constants(kinds)
         if self.batch_norm is not None and constant and not self._can_be_batched(kinds, rows):
-            return BufferKinds(kinds.state | constant, kinds.cache)  # it decides by values, so any may change later
+            return kinds.with_state(constant)  # it decides by values, so any may change later
         return kinds
+
+    def _constants(self, kinds: BufferKinds) -> set[str]:
+        """The buffers that have not changed, and could; those that are not finite cannot be averaged."""
+        others = {name: b for name, b in self.model.named_buffers() if name not in kinds.state | kinds.cache}
+        return {name for name, b in others.items() if b.layout is torch.strided and bool(b.isfinite().all())}
 
     def _can_be_batched(self, kinds: BufferKinds, rows: Tensor) -> bool:
         """Whether a step of this model runs in the form of a wave."""
@@ -428,6 +437,8 @@ class Task:
         try:
             model = FlatModel(self.model, self.loss, dtype, False, forms, self.batch_norm, kinds).to(device)
             model.gradient(model.initial()[None], x[None], y[None], trial.trial_key(device)[None])
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # whatever a model of one's own raises
             return False
         return True
