@@ -91,7 +91,7 @@ class Snapshot:
         if not _is_users(function):
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _filled(cell):
+            if filled(cell):
                 self._visit(cell.cell_contents, f"{path}{name}", partial(setattr, cell, "cell_contents"), depth + 1)
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for place, value in enumerate(defaults):
@@ -204,7 +204,8 @@ def _set(values: Any, place: int, new: Any) -> None:
         values[place] = new
 
 
-def _filled(cell: Any) -> bool:
+def filled(cell: Any) -> bool:
+    """Whether a cell of a closure has a value."""
     try:
         return cell.cell_contents is not None
     except ValueError:  # a name that has no value yet

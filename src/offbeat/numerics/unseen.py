@@ -1,8 +1,7 @@
-"""What of a model a run would not see, found by calls before it: parameters that the loss reaches past the layers, and
-what one call leaves for the next.
+"""Model behaviour that a run would miss: parameters that the loss reaches past the layers, and state between calls.
 
-Clients train copies, as views of a flat vector, and each call finds the model as the run began
-(`numerics/attributes.py`).
+Clients train copies, as views of a flat vector, and each call of a wave finds the model as the run began
+(`numerics/attributes.py`). A few calls before the run show what would be missed.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.numerics.replica import Replica
-from offbeat.numerics.snapshot import Snapshot, attribute, attribute_name
+from offbeat.numerics.snapshot import Snapshot, attribute, attribute_name, filled
 from offbeat.numerics.trial import REPEATS, same, seeded, trial_key
 from offbeat.numerics.vector import FlatModel
 
 
 def problems(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[str]:
-    """Why this model, a copy of the caller's, would not train as it is written, in sentences."""
+    """Return why this model, a copy of the caller's, would not train as it is written, in sentences."""
     return [*bypasses(model, x, y, caller), *left_overs(model, x, y, caller)]
 
 
 # ---- parameters ---------------------------------------------------------------------------------
 def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[str]:
-    """Parameters that the loss reaches past the modules of the model, whose own are views of a flat vector: nobody
-    would train them."""
+    """Return a sentence for each parameter that the loss reaches past the modules of the model: it would not train."""
     owners = [("the model's ", model.module), ("the model's ", caller), ("the loss's ", model.loss)]
     names = {
         id(p): f"{whose}'{name}'"
@@ -34,8 +32,13 @@ def bypasses(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[
         if isinstance(owner, nn.Module)
         for name, p in owner.named_parameters()
     }
-    with torch.enable_grad(), seeded(1, x.device):
-        loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
+    try:
+        with torch.enable_grad(), seeded(1, x.device):
+            loss = model.one(model.initial().requires_grad_(), x.clone(), y.clone(), trial_key(x.device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # it takes no views in the place of its parameters, so it runs by the reference loop
+        return []
     problems = dict.fromkeys(names[id(leaf)] for leaf in leaves_of(loss) if id(leaf) in names)
     return [
         f"the loss depends on {name} by a way that training does not see, so it would stay as it is: a loss that "
@@ -123,13 +126,6 @@ def refers_to(loss: Any, model: nn.Module) -> bool:
     held += [space.get(name) for name in (code.co_names if code else ())]
     held += [getattr(loss, "__self__", None), *vars(loss).values()] if hasattr(loss, "__dict__") else []
     return any(id(each) in parts for each in held)
-
-
-def filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that has no value yet
-        return False
 
 
 def names_in(loss: Any) -> set[str]:
