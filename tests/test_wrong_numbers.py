@@ -164,7 +164,7 @@ def hook_before(m: Any) -> None:
     [
         (penalty, None, "in a wave"),
         (asks_output, None, "in a wave the loss differs"),
-        (asks_history, None, "in a wave the gradient of 'a."),
+        (asks_history, None, "its forward has a hook on a gradient"),
         (asks_class, None, "in a wave the loss differs"),
         (plain, hook_after, "parameter 'a.weight' has a hook on its gradient"),
         (plain, hook_before, "parameter 'a.weight' has a hook on its gradient"),
@@ -377,6 +377,22 @@ def test_buffers_that_are_one_tensor_stay_one() -> None:
             trained(lambda: Model(reassigned, parts), LOSS, "averaged", mode, "float32")  # `double()` makes two of them
 
 
+def a_part(m: Any) -> None:
+    m.register_buffer("mean", torch.zeros(6))
+    m.register_buffer("part", m.mean[:3])
+
+
+def a_view(m: Any) -> None:
+    m.register_buffer("mean", torch.zeros(6))
+    m.first = m.mean[:1]
+
+
+@pytest.mark.parametrize("parts", [a_part, a_view])
+def test_tensors_in_the_memory_of_a_buffer_that_changes_are_refused(parts: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the model changes buffer '\w+', and '\w+' is in the same memory"):
+        trained(lambda: Model(in_place, parts), LOSS, "averaged", "wave")
+
+
 def test_a_complex_buffer_that_changes() -> None:
     def turned(m: Any, x: Tensor) -> Tensor:
         h = m.a(x)
@@ -541,6 +557,158 @@ def test_an_attribute_that_one_client_changes_is_noticed() -> None:
 
     with pytest.raises(OffbeatError, match=r"client 2, version 0: the model or its loss changed 'scale'"):
         trained(lambda: Model(forward, lambda m: setattr(m, "scale", 1.0)), LOSS, None, "wave")
+
+
+# ---- state that follows the parameters ------------------------------------------------------------
+def anchored(m: Any, x: Tensor) -> Tensor:
+    """A pull to where the job began."""
+    if not hasattr(m, "origin"):
+        m.origin = m.a.weight.detach().clone()
+    return plain(m, x) + (m.a.weight - m.origin).square().sum() * torch.arange(4)
+
+
+def previous(m: Any, x: Tensor) -> Tensor:
+    old, m.old = getattr(m, "old", m.a.weight.detach()), m.a.weight.detach().clone()
+    return m.b(torch.tanh(functional.linear(x, 0.5 * m.a.weight + 0.5 * old, m.a.bias)))
+
+
+@pytest.mark.parametrize("forward", [anchored, previous])
+def test_attributes_that_remember_parameters_are_refused(forward: Any) -> None:
+    for mode in MODES:
+        with pytest.raises(ConfigError, match=r"the model keeps '(origin|old)' from call to call"):
+            trained(lambda: Model(forward), LOSS, None, mode)
+
+
+def taught(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.teacher.weight.lerp_(m.a.weight, 0.1)
+    return m.b(torch.tanh(m.a(x)) + m.teacher(x))
+
+
+def a_teacher(m: Any) -> None:
+    m.teacher = copy.deepcopy(m.a).requires_grad_(False)
+
+
+def clipped(m: Any, x: Tensor) -> Tensor:
+    m.a.weight.data.clamp_(-0.5, 0.5)
+    return plain(m, x)
+
+
+@pytest.mark.parametrize(("forward", "parts"), [(taught, a_teacher), (clipped, None)])
+def test_parameters_that_forward_changes_are_refused(forward: Any, parts: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the model changes '(teacher|a)\.weight' while it trains"):
+        trained(lambda: Model(forward, parts), LOSS, None, "wave")
+
+
+def small(p: Tensor) -> None:
+    p.data.clamp_(-0.46, 0.46)
+
+
+def clip_by_hook(m: Any) -> None:
+    m.a.weight.register_post_accumulate_grad_hook(small)
+
+
+def test_parameters_that_a_hook_changes_are_noticed() -> None:
+    assert float(Model(plain).a.weight.detach().abs().max()) < 0.46  # nothing is clipped at first
+    with pytest.raises(OffbeatError, match=r"the model changes parameter 'a.weight' itself while it trains"):
+        trained(lambda: Model(plain, clip_by_hook), LOSS, None, "wave")
+
+
+def behind_a_gate(m: Any, x: Tensor) -> Tensor:
+    z = m.b(torch.tanh(m.a(x)) + m.gate * functional.linear(x, m.old))
+    m.old = m.a.weight.detach().clone()
+    return z
+
+
+def a_gate(m: Any) -> None:
+    m.gate = nn.Parameter(torch.zeros(()))
+    m.register_buffer("old", torch.zeros(6, 5))
+
+
+def test_a_buffer_behind_a_closed_gate_is_state() -> None:
+    with pytest.raises(ConfigError, match="the model changes 'old' while it trains"):
+        trained(lambda: Model(behind_a_gate, a_gate), LOSS, None, "wave")
+    check(lambda: Model(behind_a_gate, a_gate), "wave", rule="local")
+
+
+class SeenClasses(nn.Module):
+    """A loss that knows which classes it has seen: the first client's is always the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.bool))
+
+    def forward(self, z: Tensor, t: Tensor) -> Tensor:
+        self.seen[t] = True
+        return functional.cross_entropy(z, t) * self.seen.sum()
+
+
+def test_a_loss_that_the_samples_of_other_clients_change_is_refused() -> None:
+    by_class = [torch.nonzero(k == Y)[:, 0].tolist() for k in range(4)]
+    task = Task(Model(plain), SeenClasses(), (X, Y), by_class, batch_size=None)
+    (problem,) = task.problems()
+    assert "the model keeps 'seen' of the loss from call to call, and its loss depends on that" in problem
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return x * late(type(self).calls)
+
+
+class InheritsACount(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Counting, InheritsACount])
+def test_counters_of_classes_are_refused(kind: type[Counting]) -> None:
+    kind.calls = 0
+    with pytest.raises(ConfigError, match="the model keeps 'calls' from call to call"):
+        trained(lambda: Model(lambda m, x: m.count(plain(m, x)), part_named("count", kind)), LOSS, None, "wave")
+
+
+def part_named(name: str, make: Callable[[], nn.Module]) -> Callable[[Any], None]:
+    return lambda m: setattr(m, name, make())
+
+
+# ---- draws, ties, hooks -----------------------------------------------------------------------------
+def seeded(m: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        noise = torch.randn(5, 4, dtype=x.dtype)
+    return plain(m, x) + x @ noise
+
+
+def test_a_model_that_seeds_its_draws_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the model seeds PyTorch's generator"):
+        trained(lambda: Model(seeded), LOSS, None, "wave")
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda t: t.max(), "min": lambda t: t.min(), "median": lambda t: t.median(),
+    "nanmedian": lambda t: t.nanmedian(), "torch.max": lambda t: torch.max(t), "along": lambda t: t.max(1).values.sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_ties_share_the_gradient_as_in_pytorch(name: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return plain(m, x) * (1 + 0.1 * REDUCTIONS[name](x[:, :3].round() + m.shift))
+
+    check(lambda: Model(forward, lambda m: setattr(m, "shift", nn.Parameter(torch.zeros(3)))), "wave")
+
+
+def test_a_hook_on_all_modules_selects_the_reference_loop() -> None:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda module, inner, outer: None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the inputs of the first layer need no gradient
+            check(lambda: Model(plain), "wave", rung="reference")
+    finally:
+        handle.remove()
 
 
 # ---- 6, 7 -----------------------------------------------------------------------------------------

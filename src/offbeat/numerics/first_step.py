@@ -31,6 +31,8 @@ def why_reference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
     for name, p in model.module.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             return f"parameter '{name}' has a hook on its gradient"
+    if torch.nn.modules.module._global_backward_hooks or torch.nn.modules.module._global_backward_pre_hooks:
+        return "there is a hook on the gradients of all modules"
     for name, part in model.module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             return f"{part_name(name, part)} has a hook on a gradient"
@@ -51,8 +53,7 @@ def why_reference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
 def _difference(model: FlatModel, x: Tensor, y: Tensor) -> str | None:
     """Return what differs between one step of two clients as a wave, and of each by the module itself."""
     replica = Replica(model)
-    start = model.initial()
-    flat = torch.stack([start, 0.97 * start + 0.003 * torch.arange(len(start), device=start.device).sin()])
+    flat = torch.stack([model.initial(), model.elsewhere()])
     key = keys.fold(trial_key(x.device), torch.arange(2, device=x.device))
     both = [torch.stack([t, t.flip(0)]) for t in (x, y)]
     values = model.initial_values(2)
@@ -114,13 +115,17 @@ def _noticing(self: _Factorisations, func: Any, types: Any, args: Any = (), kwar
 _Factorisations.__torch_dispatch__ = _noticing  # type: ignore[method-assign, assignment]
 
 
+_HISTORY: Any = Tensor.grad_fn
+_HOOKING = (Tensor.register_hook, _HISTORY.__get__)
+
+
 class _Hooks(TorchFunctionMode):
-    """Notices when a hook is put on a tensor."""
+    """Notices when a hook is put on a tensor, or when a model looks for what computed one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.used |= func is Tensor.register_hook
+        self.used |= func in _HOOKING
         return func(*args, **(kwargs or {}))

@@ -37,7 +37,11 @@ class Replica:
         self.model = model
         self.module = with_hooks(copy.deepcopy(model.module), model.module)
         self.parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.frozen = {
+            name: (p, p.detach().clone()) for name, p in self.module.named_parameters() if not p.requires_grad
+        }
         self.usual: set[str] | None = None
+        self.draws = 0  # of the last call
         self.constants = {
             name: (buffer, buffer.clone())
             for name, buffer in self.module.named_buffers()
@@ -59,10 +63,15 @@ class Replica:
         module.zero_grad()
         rounding = torch.autocast(flat.device.type, torch.bfloat16, model.rounded, cache_enabled=False)
         with torch.enable_grad(), nullcontext() if keep else as_before(module):
-            with Keyed(key), rounding:
+            keyed = Keyed(key)
+            with keyed, rounding:
                 inputs, targets = model.batch(x, y)
                 loss = model.mean_loss(called(module, inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
+        self.draws = keyed.calls
+        for name, view in model.views(flat).items():
+            if not equal_tensors(self.parameters[name].detach(), view):
+                raise OffbeatError(_changed_parameter(name))
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         gradient = torch.cat([slope.detach().reshape(-1) for slope in slopes])
         named = dict(module.named_buffers(remove_duplicate=False))
@@ -116,3 +125,15 @@ class Replica:
                 buffer.data.copy_(initial)
                 self.put(name, buffer)
                 raise OffbeatError(changed_buffer(name))
+        for name, (p, initial) in self.frozen.items():
+            if not equal_tensors(p.detach(), initial):
+                p.data.copy_(initial)
+                raise OffbeatError(_changed_parameter(name))
+
+
+def _changed_parameter(name: str) -> str:
+    return (
+        f"the model changes parameter '{name}' itself while it trains (in forward or in a hook), so that it would not "
+        "be the same for all clients: let the method move parameters, clip by client_options, make it a buffer "
+        "(register_buffer) with batch_norm, or freeze it"
+    )

@@ -40,12 +40,17 @@ class Snapshot:
     def __init__(self, *roots: Any) -> None:
         self.values: dict[str, _Value] = {}
         self._visited: set[int] = set()
+        self._names: list[tuple[dict[str, Any], set[str]]] = []  # of modules
         for number, root in enumerate(roots):
             start = _LOSS if number else ""
             if isinstance(root, nn.Module):
                 for owner, part in root.named_modules():
                     self._attributes(vars(part), f"{start}{owner}." if owner else start, 0)
-                    self._class(type(part), start, 0)
+                    if number:  # the buffers of a loss belong to nobody else
+                        self._attributes(part._buffers, f"{start}{owner}." if owner else start, 0)
+                    self._names.append((vars(part), set(vars(part))))
+                    for kind in type(part).__mro__:
+                        self._class(kind, start, 0)
             else:
                 self._inside(root, start, 0)
 
@@ -84,7 +89,8 @@ class Snapshot:
                 self._visit(each, f"{path}{name}", None, depth + 1)
         elif _has_attributes(value):
             self._attributes(vars(value), path, depth + 1)
-            self._class(type(value), path, depth)
+            for kind in type(value).__mro__:
+                self._class(kind, path, depth)
 
     def _function(self, function: FunctionType, path: str, depth: int) -> None:
         """Closure, defaults, attributes, and the globals that the code of a user's function names."""
@@ -126,6 +132,9 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put every value back, and what tensors and containers had in them."""
+        for names, before in self._names:
+            for name in names.keys() - before - INNER:
+                del names[name]
         for value, saved, put in self.values.values():
             if put is not None:
                 put(value)

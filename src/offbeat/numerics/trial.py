@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from traceback import walk_stack
@@ -57,6 +57,7 @@ class Step(NamedTuple):
     changed: list[str]  # buffers and parameters
     replaced: list[str]  # buffers that are other tensors now, with other values
     moved: dict[str, Any]  # generators, and their states afterwards
+    seeds: bool  # it seeds PyTorch's generator and draws by functions that are keyed
 
 
 def problems(model: FlatModel, x: Tensor, y: Tensor) -> list[str]:
@@ -71,6 +72,22 @@ def problems(model: FlatModel, x: Tensor, y: Tensor) -> list[str]:
 def trial_key(device: torch.device) -> Tensor:
     """What a model draws by while it is tried."""
     return torch.full((), keys.key(0, "trial"), device=device)
+
+
+def shared_memory(module: nn.Module, state: Collection[str]) -> list[str]:
+    """Return a sentence for each buffer that changes and of which another tensor of the module is a part or a view."""
+    buffers = {name: b for name, b in module.named_buffers() if name in state and b.layout is torch.strided}
+    memory = {b.untyped_storage().data_ptr(): name for name, b in buffers.items() if b.numel()}
+    tensors = dict(module.named_buffers())
+    for owner, part in module.named_modules():
+        tensors |= {f"{owner}.{n}".lstrip("."): t for n, t in vars(part).items() if isinstance(t, Tensor)}
+    return [
+        f"the model changes buffer '{memory[place]}', and '{name}' is in the same memory, where it would stay behind: "
+        "make it a tensor of its own, or compute it in forward"
+        for name, t in tensors.items()
+        if t.layout is torch.strided and t.numel() and (place := t.untyped_storage().data_ptr()) in memory
+        if t is not buffers[memory[place]]
+    ]
 
 
 def changing_buffer(name: str) -> str:
@@ -131,6 +148,7 @@ def changing_buffers(module: nn.Module, batches: Sequence[Tree], fixed: bool = F
         return whole
     try:  # a model may fail on buffers with other values
         runs += [_called(module, [first], shifted=True), _called(copy.deepcopy(module).eval(), [first])]
+        runs.append(_called(module, [first], moved=0.02))
     except Exception:
         return whole
     pairs = ((runs[0], runs[3]), (runs[1], runs[2]))
@@ -142,9 +160,12 @@ def changing_buffers(module: nn.Module, batches: Sequence[Tree], fixed: bool = F
     return BufferKinds(written | replaced - alike, alike, layers)
 
 
-def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False) -> _Called:
-    """Call a copy of a module with one batch after the other; `shifted`, from buffers with other values."""
+def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False, moved: float = 0.01) -> _Called:
+    """Call a copy of a module with one batch after the other, from parameters that are moved a little; `shifted`, from
+    buffers with other values."""
     own = copy.deepcopy(module)
+    for p in own.parameters():
+        p.data.add_((moved * (1 + torch.arange(p.numel(), device=p.device)).sin().reshape(p.shape)).to(p.dtype))
     for _, buffer in own.named_buffers() if shifted else ():
         buffer.data.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)
     before = {name: (b, b._version, b.detach().clone()) for name, b in own.named_buffers()}
@@ -178,17 +199,38 @@ def rescales(names: list[str]) -> list[str]:
 
 @torch.enable_grad()
 def changed_parameters(model: FlatModel, x: Tensor) -> list[str]:
-    """The parameters that a call of the model itself leaves changed."""
-    module = copy.deepcopy(model.module)
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    with seeded(1, x.device), Keyed(trial_key(x.device)):
-        called(module, model.inputs(x.clone()))
-    return [f"'{name}'" for name, p in module.named_parameters() if not same([p.detach()], [before[name]])]
+    """Return the parameters that a call of the model itself changes: as they are, moved, or large enough to be clipped.
+
+    One that is written counts, whatever its value.
+    """
+    names: dict[str, None] = {}
+    for scale, move in ((1.0, 0.0), (1.0, 0.01), (30.0, 0.3)):
+        module = copy.deepcopy(model.module)
+        for p in module.parameters():
+            wave = (1 + torch.arange(p.numel(), device=p.device)).sin().reshape(p.shape)
+            p.data.mul_(scale).add_((move * wave).to(p.dtype))
+        before = {name: (p._version, p.detach().clone()) for name, p in module.named_parameters()}
+        try:
+            with seeded(1, x.device), Keyed(trial_key(x.device)):
+                called(module, model.inputs(x.clone()))
+        except Exception:  # it may not take such parameters; as they are, what fails is said as a failure
+            if not move:
+                raise
+            continue
+        for name, p in module.named_parameters():
+            if p._version != before[name][0] or not same([p.detach()], [before[name][1]]):
+                names[f"'{name}'"] = None
+    return list(names)
 
 
 def reasons(first: Step, second: Step) -> list[str]:
     repeat = "not keyed by job, so runs would not repeat"
     changed = changes(first.changed)
+    if first.seeds:
+        changed.append(
+            "the model seeds PyTorch's generator (torch.manual_seed) and draws from it, but draws are keyed by job, "
+            "so its numbers would be others: give a torch.Generator of its own, or make the numbers once, as a buffer"
+        )
     wild = [a for a, b in zip(first.draws, second.draws, strict=False) if not same(a.values, b.values)]
     moved = [name for name, state in first.moved.items() if second.moved.get(name) != state]
     named = {
@@ -252,7 +294,7 @@ def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
     buffers = {name: b for name, b in replica.module.named_buffers() if name not in of_clients}
     kept = {**buffers, **dict(replica.module.named_parameters())}
     before = {name: t.detach().clone() for name, t in kept.items()}
-    with seeded(seed, flat.device), Watch(replica.module) as watch:
+    with seeded(seed, flat.device), Watch(replica.module) as watch, _noticed_seeds() as seeds:
         states = generators(flat.device)
         loss, gradient, _ = replica.gradient(flat, model.buffers(), x.clone(), y.clone(), trial_key(flat.device))
         after = generators(flat.device)
@@ -260,7 +302,24 @@ def step(model: FlatModel, x: Tensor, y: Tensor, seed: int) -> Step:
     now = dict(replica.module.named_buffers())
     replaced = [f"'{name}'" for name, t in now.items() if name in kept and not same([t.detach()], [before[name]])]
     moved = {name: after[name] for name in differing(states, after)}
-    return Step([loss, gradient], watch.draws, changed, replaced, moved)
+    return Step([loss, gradient], watch.draws, changed, replaced, moved, bool(seeds) and replica.draws > 0)
+
+
+@contextmanager
+def _noticed_seeds() -> Iterator[list[int]]:
+    """The seeds that are given to PyTorch's generator meanwhile."""
+    seeds: list[int] = []
+    original = torch.manual_seed
+
+    def noticing(seed: int) -> Any:
+        seeds.append(seed)
+        return original(seed)
+
+    torch.manual_seed = torch.random.manual_seed = noticing
+    try:
+        yield seeds
+    finally:
+        torch.manual_seed = torch.random.manual_seed = original
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

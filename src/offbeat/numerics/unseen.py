@@ -6,6 +6,7 @@ Clients train copies, as views of a flat vector, and each call of a wave finds t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from offbeat.numerics.trial import REPEATS, same, seeded, trial_key
 from offbeat.numerics.vector import FlatModel
 
 
-def problems(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[str]:
+def problems(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module, others: tuple[Any, Any]) -> list[str]:
     """Return why this model, a copy of the caller's, would not train as it is written, in sentences."""
-    return [*bypasses(model, x, y, caller), *left_overs(model, x, y, caller)]
+    left = left_overs(model, x, y, caller, others)  # before another call changes what the loss keeps
+    return [*bypasses(model, x, y, caller), *left]
 
 
 # ---- parameters ---------------------------------------------------------------------------------
@@ -72,34 +74,40 @@ CALLS = 24  # in a row, of a model that counts
 AHEAD = (*range(1, 17), 25, 40, 50, 99, 100, 199, 500, 999, 1000, 10_000)  # to which counters are moved on
 
 
-def left_overs(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module) -> list[str]:
-    """Return what a call leaves in the model or the loss that the next call, or the loss, depends on."""
-    replica = Replica(model)
-    other = torch.zeros(len(x), dtype=torch.long, device=x.device)  # the first sample, again and again
+def left_overs(model: FlatModel, x: Tensor, y: Tensor, caller: nn.Module, others: tuple[Any, Any]) -> list[str]:
+    """Return what a call leaves in the model or the loss that the next call, or the loss, depends on.
 
-    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+    `others` is a batch of another client.
+    """
+    replica = Replica(model)
+
+    def step(x: Tensor, y: Tensor, flat: Tensor) -> list[Tensor]:
         """Loss and gradient, with all buffers as they were; attributes stay as the call leaves them."""
         with seeded(1, x.device):
             return list(replica.gradient(flat, model.buffers(), x.clone(), y.clone(), key, keep=True)[:2])
 
-    flat, key = model.initial(), trial_key(x.device)
+    flat, far, key = model.initial(), model.elsewhere(), trial_key(x.device)
     begun = Snapshot(replica.module, model.loss)
     try:
-        fresh = step(x[other], y[other])
+        with suppress(Exception):  # a model may not take other parameters
+            if not all(bool(part.isfinite().all()) for part in step(*others, far)):
+                far = flat
         begun.restore()
-        first = step(x, y)
+        fresh = step(*others, far)
+        begun.restore()
+        first = step(x, y, flat)
         once = Snapshot(replica.module, model.loss)
-        step(x, y)
+        step(x, y, flat)
         twice = Snapshot(replica.module, model.loss)
         left, counted = begun.changed(once), once.changed(twice)
-        lives = not same(fresh, step(x[other], y[other]), REPEATS)
+        lives = not same(fresh, step(*others, far), REPEATS)
         if counted and not lives:  # what changes at every call may come to matter later
             twice.restore()
-            lives = any(not same(first, step(x, y), REPEATS) for _ in range(CALLS))
+            lives = any(not same(first, step(x, y, flat), REPEATS) for _ in range(CALLS))
             for by in () if lives else AHEAD:
                 twice.restore()
                 twice.moved_on(counted, by)
-                if lives := not same(first, step(x, y), REPEATS):
+                if lives := not same(first, step(x, y, flat), REPEATS):
                     break
     finally:
         begun.restore()

@@ -266,6 +266,11 @@ class FlatModel:
         """The module's own trainable parameters: version 0. Frozen ones stay as they are."""
         return torch.cat([p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]).clone()
 
+    def elsewhere(self) -> Tensor:
+        """Parameters near the initial ones, all of them others: what agrees at both hardly agrees by chance."""
+        start = self.initial()
+        return 0.97 * start + 0.003 * (1 + torch.arange(len(start), device=start.device)).sin().to(start.dtype)
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named parameters of `[..., d]` as views `[..., *shape]`; one split, so that its gradient is one copy.
 

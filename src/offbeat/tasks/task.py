@@ -93,8 +93,8 @@ class Task:
 
     @cached_property
     def _untouched(self) -> Snapshot:
-        """What the loss keeps, before anyone calls it."""
-        return Snapshot(None, self.loss)
+        """What the loss keeps, and the classes of the model's parts, before anyone calls them."""
+        return Snapshot(self.model, self.loss)
 
     @cached_property
     def training(self) -> tuple[Tree, Tree]:
@@ -252,12 +252,16 @@ class Task:
     def tried_step(self, dtype: torch.dtype) -> list[str]:
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
+        if problems := trial.shared_memory(self.model, self.changing.state):
+            return problems
         if self.batch_norm is None and self.changing.state:
             return [trial.changing_buffer(name) for name in sorted(self.changing.state)]
         model, x, y = self.batch(dtype, rows)
         problems = trial.problems(model, x, y)
         self._untouched.restore()  # the calls before this one may have moved a counter of the loss
-        return problems or unseen.problems(*self.batch(dtype, rows), self.model)
+        last = np.asarray(self.shards[-1], dtype=np.int64)
+        _, *others = self.batch(dtype, torch.as_tensor(np.resize(last, len(rows))))
+        return problems or unseen.problems(*self.batch(dtype, rows), self.model, (others[0], others[1]))
 
     def batch(self, dtype: torch.dtype, rows: Tensor) -> tuple[FlatModel, Any, Any]:
         """The model, and these rows as it is given them."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from offbeat.numerics.draws import Keyed
-from offbeat.numerics.fast import attention, dense, entropy, images, norms, recurrent, tokens
+from offbeat.numerics.fast import attention, dense, entropy, images, norms, recurrent, reductions, tokens
 from offbeat.numerics.fast.places import Places
 from offbeat.numerics.transforms import FACTORIES, IN_PLACE, Fresh, Widened, axes_inside, level, writes
 
@@ -44,6 +44,11 @@ TABLE = (
              "clients as a larger batch"),
     FastPath((functional.max_pool2d,), images.max_pool2d, "on a GPU, blocks that do not overlap",
              "a kernel of our own"),
+    FastPath((torch.max, Tensor.max), reductions.largest, "of all numbers of a tensor",
+             "by amax: ties share the gradient"),
+    FastPath((torch.min, Tensor.min), reductions.smallest, "of all numbers of a tensor", "by amin, likewise"),
+    FastPath((torch.median, Tensor.median), reductions.median, "of all numbers of a tensor", "ties share the gradient"),
+    FastPath((torch.nanmedian, Tensor.nanmedian), reductions.nanmedian, "of all numbers of a tensor", "likewise"),
     FastPath((functional.group_norm, torch.group_norm), norms.group_norm, "any input",
              "a kernel of our own (GPU, float32); the library's for each with enough to do (processor)"),
     FastPath((functional.layer_norm,), norms.layer_norm,
