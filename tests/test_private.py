@@ -34,7 +34,9 @@ LISTED = {
     "_backward_hooks": {"numerics/first_step.py", "numerics/replica.py"},  # on gradients, which waves would not call
     "_backward_pre_hooks": {"numerics/first_step.py"},
     "_post_accumulate_grad_hooks": {"numerics/first_step.py", "numerics/replica.py"},
-    "_buffers": {"numerics/replica.py", "numerics/vector.py"},  # a buffer put back where a call replaced it
+    "_global_backward_hooks": {"numerics/first_step.py"},  # those of all modules
+    "_global_backward_pre_hooks": {"numerics/first_step.py"},
+    "_buffers": {"numerics/replica.py", "numerics/snapshot.py", "numerics/vector.py"},  # one put back, or looked at
     "_version": {"numerics/snapshot.py", "numerics/trial.py", "numerics/vector.py"},  # whether a tensor was written
     "_error_on_data_dependent_ops": {"engines/tiles.py"},  # traced steps may read a value
     "_op": {"engines/tiles.py"},  # an operation without what Python adds to it
@@ -95,6 +97,15 @@ def test_it_is_as_expected(name: str) -> None:
         assert not p._post_accumulate_grad_hooks, VERSION
         p.register_post_accumulate_grad_hook(lambda p: None)
         assert p._post_accumulate_grad_hooks, VERSION
+    elif name == "_global_backward_hooks":
+        assert not nn.modules.module._global_backward_hooks, VERSION
+        handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+        assert nn.modules.module._global_backward_hooks, VERSION
+        handle.remove()
+    elif name == "_global_backward_pre_hooks":
+        handle = nn.modules.module.register_module_full_backward_pre_hook(lambda *_: None)
+        assert nn.modules.module._global_backward_pre_hooks, VERSION
+        handle.remove()
     elif name == "_buffers":
         norm, other = nn.BatchNorm1d(2), torch.ones(2)
         norm._buffers["running_mean"] = other

@@ -4,6 +4,7 @@ and a wave is the twin; or the module is refused with a sentence."""
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -282,16 +283,14 @@ def test_hessian_products_are_exact(name: str) -> None:
         assert error(product[i], (ends[0] - ends[1]) / (2 * step)) < 1e-5
 
 
-TAKEN: list[int] = []  # a global, which no copy of a module has
+TAKEN = itertools.count()  # steps; nobody can put it back
 
 
 def test_a_draw_inside_a_job_is_noticed_and_named() -> None:
     """The module draws in its second step only, which no trial of one step can see."""
-    TAKEN.clear()
 
     def draws_later(m: Any, x: Tensor) -> Tensor:
-        TAKEN.append(1)
-        return m.parts[0](x) * (torch.empty(1).cauchy_() if len(TAKEN) > 6 else 1)
+        return m.parts[0](x) * (torch.empty(1).cauchy_() if next(TAKEN) > 5 else 1)
 
     p = problem(caged(lambda w: Animal(Own(draws_later, nn.Linear(w, w)), (w,)), SMALL))
     start = {"model": p.model.initial().repeat(len(JOBS), 1)}

@@ -107,6 +107,14 @@ def changes(names: list[str]) -> list[str]:
     ]
 
 
+def _move(module: nn.Module, scale: float, move: float) -> None:
+    """Scale the parameters of a module, and move each number by another part of `move`."""
+    for p in module.parameters():
+        if p.is_floating_point():
+            wave = (1 + torch.arange(p.numel(), device=p.device)).sin().reshape(p.shape)
+            p.data.mul_(scale).add_((move * wave).to(p.dtype))
+
+
 def norm_kinds(module: nn.Module) -> BufferKinds:
     """Return the buffers of normalisations whose running statistics move in training."""
     layers = [name for name, _ in tracking(module)]
@@ -164,8 +172,7 @@ def _called(module: nn.Module, batches: Sequence[Tree], shifted: bool = False, m
     """Call a copy of a module with one batch after the other, from parameters that are moved a little; `shifted`, from
     buffers with other values."""
     own = copy.deepcopy(module)
-    for p in own.parameters():
-        p.data.add_((moved * (1 + torch.arange(p.numel(), device=p.device)).sin().reshape(p.shape)).to(p.dtype))
+    _move(own, 1.0, moved)
     for _, buffer in own.named_buffers() if shifted else ():
         buffer.data.copy_(~buffer if buffer.dtype == torch.bool else buffer + 1)
     before = {name: (b, b._version, b.detach().clone()) for name, b in own.named_buffers()}
@@ -206,9 +213,7 @@ def changed_parameters(model: FlatModel, x: Tensor) -> list[str]:
     names: dict[str, None] = {}
     for scale, move in ((1.0, 0.0), (1.0, 0.01), (30.0, 0.3)):
         module = copy.deepcopy(model.module)
-        for p in module.parameters():
-            wave = (1 + torch.arange(p.numel(), device=p.device)).sin().reshape(p.shape)
-            p.data.mul_(scale).add_((move * wave).to(p.dtype))
+        _move(module, scale, move)
         before = {name: (p._version, p.detach().clone()) for name, p in module.named_parameters()}
         try:
             with seeded(1, x.device), Keyed(trial_key(x.device)):
