@@ -70,7 +70,7 @@ def start(p: Problem) -> dict[str, Tensor]:
     memory = {
         name: p.model.initial().new_zeros(len(JOBS), width, dtype=dtype) for name, (width, dtype) in shapes.items()
     }
-    initial = dict(zip((REAL, WHOLE), p.model.initial_values(len(JOBS)), strict=True))
+    initial = dict(zip((REAL, WHOLE), p.model.initial_values(len(JOBS)), strict=False))  # none without buffers
     return {"model": p.model.initial().repeat(len(JOBS), 1), **initial, **memory}
 
 
