@@ -36,8 +36,8 @@ LISTED = {
     "_post_accumulate_grad_hooks": {"numerics/first_step.py", "numerics/replica.py"},
     "_global_backward_hooks": {"numerics/first_step.py"},  # those of all modules
     "_global_backward_pre_hooks": {"numerics/first_step.py"},
-    "_buffers": {"numerics/replica.py", "numerics/snapshot.py", "numerics/vector.py"},  # one put back, or looked at
-    "_version": {"numerics/snapshot.py", "numerics/trial.py", "numerics/vector.py"},  # whether a tensor was written
+    "_buffers": {"numerics/buffers.py", "numerics/replica.py", "numerics/snapshot.py"},  # one put back, or looked at
+    "_version": {"numerics/buffers.py", "numerics/snapshot.py", "numerics/trial.py"},  # whether a tensor was written
     "_error_on_data_dependent_ops": {"engines/tiles.py"},  # traced steps may read a value
     "_op": {"engines/tiles.py"},  # an operation without what Python adds to it
     "_python_dispatch": {"numerics/first_step.py", "numerics/trial.py"},  # notices operations that draw, or factorise

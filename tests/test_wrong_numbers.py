@@ -470,6 +470,23 @@ def test_state_in_python_is_refused(name: str, mode: str) -> None:
         trained(lambda: Model(forward, lambda m: setattr(m, "kept", value())), LOSS, None, mode)
 
 
+FACTOR = {"value": 1.0}
+
+
+def test_what_a_user_changes_after_the_task_was_made_stays() -> None:
+    def loss(z: Tensor, t: Tensor) -> Tensor:
+        return functional.cross_entropy(z, t) * FACTOR["value"] * loss.factor  # type: ignore[attr-defined]
+
+    loss.factor = 1.0  # type: ignore[attr-defined]
+    task = Task(Model(plain), loss, (X, Y), SHARDS, batch_size=None)
+    loss.factor, FACTOR["value"] = 2.0, 3.0  # type: ignore[attr-defined]
+    try:
+        assert task.problems() == []
+        assert (loss.factor, FACTOR["value"]) == (2.0, 3.0)  # type: ignore[attr-defined]
+    finally:
+        FACTOR["value"] = 1.0
+
+
 class CountingLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()

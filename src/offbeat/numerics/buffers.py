@@ -306,3 +306,36 @@ def require(ruled: BufferRule | None) -> None:
     """Refuse running statistics where gradients are measured."""
     if ruled is not None and ruled.rule != "batch":
         raise ConfigError(["running statistics are no parameters with gradients; measure with batch_norm = 'batch'"])
+
+
+class ConstantBuffers:
+    """The buffers of a module that do not change in training, and a check after each call that none did."""
+
+    def __init__(self, module: nn.Module, kinds: BufferKinds) -> None:
+        self.caches: list[tuple[nn.Module, str, Tensor]] = []
+        self.others: list[tuple[nn.Module, str, str, Tensor, int]] = []
+        for owner, part in module.named_modules():
+            for own, tensor in part.named_buffers(recurse=False, remove_duplicate=False):
+                name = f"{owner}.{own}" if owner else own
+                if name in kinds.cache:
+                    self.caches.append((part, own, tensor))
+                elif name not in kinds.state:
+                    self.others.append((part, own, name, tensor, tensor._version))
+
+    def check(self) -> None:
+        """Put caches back, and raise an error if another buffer was replaced or written."""
+        for part, own, tensor in self.caches:
+            part._buffers[own] = tensor  # a cache is the same after every call
+        for part, own, name, tensor, version in self.others:
+            if part._buffers.get(own) is not tensor or tensor._version != version:
+                part._buffers[own] = tensor
+                raise OffbeatError(changed_buffer(name))
+
+
+def changed_buffer(name: str) -> str:
+    """Return the message on a buffer that changed in training though it did not in the first step."""
+    return (
+        f"the model changes '{name}' while it trains, though not in its first step, so it would not be the same for "
+        "all clients: say what becomes of changing buffers by batch_norm = 'batch', 'local' or 'averaged', with "
+        "mode = 'reference'; keep such a thing out of the model; or put that part in eval mode"
+    )

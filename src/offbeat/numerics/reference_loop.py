@@ -43,14 +43,16 @@ def reference(problem: Problem, starts: State, jobs: Sequence[Begun], blocks: Bl
             ClientJob(problem, {name: state[row] for name, state in starts.items()}, device, keep=True)
             for device, row in zip(devices, rows, strict=False)
         ]
-        for k in range(job.steps):
-            for client in clients:
-                client.step(k)
-            if blocks is not None and (w := blocks.matrix_after(job, k)) is not None:
-                _mix(clients, w)
-        outcomes += [client.finish() for client in clients]
-        unusual = {head(path) for path in before.changed(replica.attributes())} - usual
-        before.restore()
+        try:
+            for k in range(job.steps):
+                for client in clients:
+                    client.step(k)
+                if blocks is not None and (w := blocks.matrix_after(job, k)) is not None:
+                    _mix(clients, w)
+            outcomes += [client.finish() for client in clients]
+            unusual = {head(path) for path in before.changed(replica.attributes())} - usual
+        finally:
+            before.restore()
         if unusual:
             raise OffbeatError(
                 f"client {job.client}, version {job.version}: the model or its loss changed {attribute(min(unusual))}, "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import OffbeatError
 from offbeat.numerics.attributes import as_before
-from offbeat.numerics.buffers import equal_tensors
+from offbeat.numerics.buffers import changed_buffer, equal_tensors
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.forms import called
 from offbeat.numerics.snapshot import Snapshot, head
@@ -114,8 +114,6 @@ class Replica:
 
     def check_constants(self) -> None:
         """Raise an error if a buffer changed that belongs to no client."""
-        from offbeat.numerics.vector import changed_buffer
-
         named = dict(self.module.named_buffers(remove_duplicate=False))
         for name, (buffer, initial) in self.constants.items():
             if name in self.model.kinds.cache:

@@ -23,10 +23,10 @@ from torch.nn import parameter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from offbeat import keys
-from offbeat.errors import ConfigError, OffbeatError
+from offbeat.errors import ConfigError
 from offbeat.numerics import buffers
 from offbeat.numerics.attributes import as_before
-from offbeat.numerics.buffers import BufferKinds, BufferLayout, BufferRule, Values
+from offbeat.numerics.buffers import BufferKinds, BufferLayout, BufferRule, ConstantBuffers, Values
 from offbeat.numerics.draws import Keyed
 from offbeat.numerics.fast.dense import move
 from offbeat.numerics.fast.places import Places
@@ -215,7 +215,7 @@ class FlatModel:
 
     @property
     def layout(self) -> BufferLayout | None:
-        """Of the buffers that belong to clients; None for a model without any."""
+        """The places of the buffers that belong to clients; None for a model without any."""
         return None if self.ruled is None else self.ruled.layout
 
     @property
@@ -464,35 +464,3 @@ class FlatModel:
             shape = tuple(value.shape)
             raise ConfigError([f"the loss must give one number for a batch, its mean; it gave shape {shape}"])
         return value
-
-
-class ConstantBuffers:
-    """The buffers of a module that do not change in training, and a check after each call that none did."""
-
-    def __init__(self, module: nn.Module, kinds: BufferKinds) -> None:
-        self.caches: list[tuple[nn.Module, str, Tensor]] = []
-        self.others: list[tuple[nn.Module, str, str, Tensor, int]] = []
-        for owner, part in module.named_modules():
-            for own, tensor in part.named_buffers(recurse=False, remove_duplicate=False):
-                name = f"{owner}.{own}" if owner else own
-                if name in kinds.cache:
-                    self.caches.append((part, own, tensor))
-                elif name not in kinds.state:
-                    self.others.append((part, own, name, tensor, tensor._version))
-
-    def check(self) -> None:
-        for part, own, tensor in self.caches:
-            part._buffers[own] = tensor  # a cache is the same after every call
-        for part, own, name, tensor, version in self.others:
-            if part._buffers.get(own) is not tensor or tensor._version != version:
-                part._buffers[own] = tensor
-                raise OffbeatError(changed_buffer(name))
-
-
-def changed_buffer(name: str) -> str:
-    """The message on a buffer that changed in training though it did not in the first step."""
-    return (
-        f"the model changes '{name}' while it trains, though not in its first step, so it would not be the same for "
-        "all clients: say what becomes of changing buffers by batch_norm = 'batch', 'local' or 'averaged', with "
-        "mode = 'reference'; keep such a thing out of the model; or put that part in eval mode"
-    )

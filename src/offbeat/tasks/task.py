@@ -83,18 +83,12 @@ class Task:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", unwrapped(self.model))
-        self._untouched  # noqa: B018  taken before anyone calls the loss
         given: Any = self.shards
         if given is None and (own := of_clients(self.data)) is not None:
             object.__setattr__(self, "data", own[0])
             object.__setattr__(self, "shards", own[1])
             if isinstance(self.test, list) and (test := of_clients(self.test)) is not None:
                 object.__setattr__(self, "test", test[0])
-
-    @cached_property
-    def _untouched(self) -> Snapshot:
-        """What the loss keeps, and the classes of the model's parts, before anyone calls them."""
-        return Snapshot(self.model, self.loss)
 
     @cached_property
     def training(self) -> tuple[Tree, Tree]:
@@ -108,12 +102,13 @@ class Task:
 
     def problems(self, dtype: torch.dtype | None = None) -> list[str]:
         """Everything that would stop a run in this number type (None: in any), found without training."""
+        snapshot = Snapshot(self.model, self.loss)  # the calls below may move a counter of the loss, or of a class
         try:
-            return self._problems(dtype)
+            return self._problems(dtype, snapshot)
         finally:
-            self._untouched.restore()
+            snapshot.restore()
 
-    def _problems(self, dtype: torch.dtype | None) -> list[str]:
+    def _problems(self, dtype: torch.dtype | None, snapshot: Snapshot) -> list[str]:
         problems = self.kind_problems()
         if problems:
             return problems
@@ -161,7 +156,7 @@ class Task:
                     "give the dataset itself, or a list with a loader for each client and no row numbers"
                 )
             problems += self.look_problems(kind, rows) if len(problems) == before else []
-        return problems or self.step_problems(dtype)
+        return problems or self.step_problems(dtype, snapshot)
 
     def warn(self) -> None:
         """Warn of what a run would take and a user may not want; called where there are no problems."""
@@ -208,20 +203,20 @@ class Task:
                 return [f"the model has layers without a shape yet, and does not take the inputs: {error}"]
         return []
 
-    def step_problems(self, dtype: torch.dtype | None = None) -> list[str]:
+    def step_problems(self, dtype: torch.dtype | None, snapshot: Snapshot) -> list[str]:
         """What one training step on the first client's batch shows, in the number type of the run, or (None) in one of
         those that a run may use."""
         reason: Exception | None = None
         for kind in NUMBERS if dtype is None else (dtype,):
             try:
-                return self.tried_step(kind)
+                return self.tried_step(kind, snapshot)
             except ConfigError as error:
                 return list(error.problems)
             except Exception as error:  # whatever a user's model or loss may raise
                 reason = reason or error
         assert reason is not None
         said = f"a training step on the first client's batch fails: {first_line(reason)}"
-        return [said + self.type_remedy(dtype) + self.sample_at_fault(dtype, reason)]
+        return [said + self.type_remedy(dtype, snapshot) + self.sample_at_fault(dtype, reason)]
 
     def sample_at_fault(self, dtype: torch.dtype | None, error: Exception) -> str:
         """Which of the first client's samples a step fails on."""
@@ -233,13 +228,13 @@ class Task:
         model, x, y = self.batch(dtype, rows)
         return model.slope(model.initial(), x, y, trial.trial_key(x.device))
 
-    def type_remedy(self, dtype: torch.dtype | None) -> str:
+    def type_remedy(self, dtype: torch.dtype | None, snapshot: Snapshot) -> str:
         """What number types have to do with a step that fails in one of them."""
         if said := mixed_types(self.model):
             return said
         for other in [kind for kind in NUMBERS if dtype not in (None, kind)]:
             try:
-                self.tried_step(other)
+                self.tried_step(other, snapshot)
             except Exception:  # it is something else, then
                 continue
             failed, works = (str(kind).removeprefix("torch.") for kind in (dtype, other))
@@ -249,7 +244,7 @@ class Task:
             )
         return ""
 
-    def tried_step(self, dtype: torch.dtype) -> list[str]:
+    def tried_step(self, dtype: torch.dtype, snapshot: Snapshot) -> list[str]:
         shard = np.asarray(self.shards[0], dtype=np.int64)
         rows = torch.as_tensor(np.resize(shard, min(self.per_step(0), max(len(shard), TRIED))))
         if problems := trial.shared_memory(self.model, self.changing.state):
@@ -258,7 +253,7 @@ class Task:
             return [trial.changing_buffer(name) for name in sorted(self.changing.state)]
         model, x, y = self.batch(dtype, rows)
         problems = trial.problems(model, x, y)
-        self._untouched.restore()  # the calls before this one may have moved a counter of the loss
+        snapshot.restore()
         last = np.asarray(self.shards[-1], dtype=np.int64)
         _, *others = self.batch(dtype, torch.as_tensor(np.resize(last, len(rows))))
         return problems or unseen.problems(*self.batch(dtype, rows), self.model, (others[0], others[1]))
